@@ -1,0 +1,75 @@
+# `make demo` and `make test` work from a fresh checkout: Python 3.11+ and make are enough.
+#
+#   PYTHON=python3.12 make demo      another interpreter
+#   UV_TORCH_BACKEND=cpu make demo   torch without CUDA, where the default build brings it
+#   make test ARGS='-k lion -x'      arguments for pytest
+
+PYTHON ?= python3
+# One torch thread per worker: more only makes the workers wait for each other.
+JOBS ?= 2
+ARGS ?=
+
+PY := .venv/bin/python
+STAMP := .venv/ok
+
+.PHONY: help setup demo test lint format types parity clean
+
+help:
+	@echo 'make demo     run the demo'
+	@echo 'make test     run the tests'
+	@echo 'make lint     check format and style'
+	@echo 'make format   repair format and style'
+	@echo 'make types    check types'
+	@echo 'make parity   compare with other implementations'
+	@echo 'make setup    only create .venv (the others do it when needed)'
+	@echo 'make clean    remove .venv, caches and build output'
+
+setup: $(STAMP)
+	@:
+
+# The stamp is the last thing written, so an interrupted set-up is not taken for a finished one.
+# .venv/partial marks an environment begun here and not finished: that one is made anew. Any
+# other .venv, also one made by hand, is kept and only brought up to date.
+# uv does not read pip's settings, so the two that change where packages come from are passed on.
+$(STAMP): pyproject.toml constraints.txt
+	@command -v '$(PYTHON)' >/dev/null || { \
+	  echo '$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+	  "sodaopt needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name a newer one: make PYTHON=python3.11" \
+	  % sys.version_info[:2])'
+	@if [ -e .venv/partial ]; then rm -rf .venv; fi
+	@if ! [ -x $(PY) ]; then \
+	  echo 'Setting up .venv (once; torch is a large download)' && \
+	  mkdir -p .venv && touch .venv/partial && '$(PYTHON)' -m venv .venv; fi
+	@$(PY) -m pip install -q --disable-pip-version-check uv
+	@if [ -t 2 ]; then quiet=; else quiet=-q; fi; \
+	  UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
+	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
+	  $(PY) -m uv pip install $$quiet --python $(PY) -c constraints.txt -e '.[lab,test]'
+	@rm -f .venv/partial
+	@touch $@
+
+demo: $(STAMP)
+	@$(PY) examples/demo.py
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+parity: $(STAMP)
+	$(PY) -m tests.parity
+
+# Results under runs/ stay.
+clean:
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

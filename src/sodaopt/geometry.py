@@ -1,0 +1,257 @@
+"""The mirror map u = argmin_u gamma <m_bar, u> + psi(u), in the paper's sign: u points downhill.
+
+Three regularisers turn any norm into a map, with D its unit ball and rho the radius of the layer:
+
+    Ball    psi = indicator of gamma rho D      u = gamma rho lmo(m_bar)
+    Sharp   psi = 1/2 ||.||^2                   u = gamma rho^2 dual(m_bar) lmo(m_bar)
+    Clip    psi = both, on rho D                u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar)
+
+Diagonal, Kronecker and MultiNorm are maps of their own. A geometry is a value without memory: what
+it must remember it declares in `state`, and the optimizer keeps that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from . import schedules
+from ._errors import times
+from .norms import (
+    SCALES,
+    BiasRMS,
+    ColNorm,
+    Euclidean,
+    Frame,
+    Norm,
+    RowNorm,
+    Shape,
+    Sign,
+    Spectral,
+    View,
+    adamw,
+    conv,
+    elements,
+    hidden,
+    matrix,
+    one_hot,
+    original,
+    rms,
+    transposed,
+    unit,
+    whole,
+)
+from .schedules import Coef, Number
+
+__all__ = [
+    "SCALES", "Ball", "BiasRMS", "Clip", "ColNorm", "Diagonal", "Euclidean", "Frame", "Geometry",
+    "Kronecker", "Moment", "MultiNorm", "Norm", "RowNorm", "Sharp", "Sign", "Spectral", "adamw",
+    "conv", "elements", "hidden", "matrix", "one_hot", "original", "rms", "transposed", "unit",
+    "whole",
+]  # fmt: skip
+
+State: TypeAlias = dict[str, Any]
+
+
+class Moment(NamedTuple):
+    """What a map may look at besides m_bar: the gradients, the step, lr, and its own state.
+
+    shapes are the parameters' own: a tensor here may be one rank's part of a larger one.
+    """
+
+    shapes: list[Shape]
+    g: list[Tensor]
+    k: Number
+    lr: Number
+    state: list[State]
+
+
+class Geometry:
+    """What the template needs of a map. All tensors of one call share k, lr and gamma.
+
+    homogeneous: u(s gamma) = s u(gamma), so the template may fold lam gamma into one number.
+    elementwise: each entry of u needs only the same entry of its inputs (a shard is enough).
+    """
+
+    homogeneous: ClassVar[bool] = True
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    def check(self, shape: Shape) -> None:
+        """Raise ValueError if a parameter of this shape cannot have this geometry."""
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        """What must be remembered for p, as it is before the first step."""
+        return {}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        """u for each m_bar, in new tensors; at.state is updated in place."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _NormMap(Geometry):
+    norm: Norm
+    radius: Coef = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.norm, Norm):
+            raise TypeError(f"{type(self).__name__} needs a Norm such as Sign(), got {self.norm!r}")
+        if not callable(self.radius) and not self.radius > 0:
+            raise ValueError(f"the radius must be positive, got {self.radius}")
+
+    def check(self, shape: Shape) -> None:
+        try:
+            self.norm.view(shape)
+        except ValueError as e:
+            raise ValueError(f"{type(self.norm).__name__} {e}") from None
+
+    def widths(self, at: Moment) -> list[Number]:
+        """rho times the norm's width factor, for each parameter."""
+        rho = schedules.value(self.radius, at.k, at.lr)
+        return [rho * self.norm.width(shape) for shape in at.shapes]
+
+    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The norm's initialisation at this radius."""
+        with torch.no_grad():
+            return self.norm.init_(w, generator).mul_(schedules.value(self.radius, 0, 0.0))
+
+
+@dataclass(frozen=True)
+class Ball(_NormMap):
+    """u = gamma rho lmo(m_bar)."""
+
+    @property
+    def elementwise(self) -> bool:
+        return self.norm.elementwise
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        u = self.norm.units(m_bar)
+        torch._foreach_mul_(u, [gamma * c for c in self.widths(at)])
+        return u
+
+
+@dataclass(frozen=True)
+class Sharp(_NormMap):
+    """u = gamma rho^2 dual(m_bar) lmo(m_bar)."""
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        u = self.norm.sharps(m_bar)
+        torch._foreach_mul_(u, [gamma * c * c for c in self.widths(at)])
+        return u
+
+
+@dataclass(frozen=True)
+class Clip(_NormMap):
+    """u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar). Not homogeneous in gamma."""
+
+    homogeneous: ClassVar[bool] = False
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        u = self.norm.units(m_bar)
+        for d, u_, c in zip(m_bar, u, self.widths(at), strict=True):
+            dual = -(d * u_).sum(self.norm.view(d.shape).dims, keepdim=True)
+            u_.mul_((dual * (gamma * c)).clamp(max=1.0) * c)
+        return u
+
+
+@dataclass(frozen=True)
+class Diagonal(Geometry):
+    """psi = 1/2 <u, diag(sqrt(v)+eps) u>: v <- lerp(v, g^2, rate), u = -gamma m_bar/(sqrt(v)+eps).
+
+    rate = 1-beta2 is the plain average, schedules.debias(beta2) Adam's corrected one. v includes
+    the current gradient.
+    """
+
+    rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
+    eps: float = 1e-8
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        return {"v": torch.zeros_like(p, dtype=dtype)}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        v, rate = [s["v"] for s in at.state], schedules.value(self.rate, at.k, at.lr)
+        torch._foreach_mul_(v, 1 - rate)
+        torch._foreach_addcmul_(v, at.g, at.g, value=rate)
+        H = list(torch._foreach_sqrt(v))
+        torch._foreach_add_(H, self.eps)
+        u = list(torch._foreach_div(m_bar, H))
+        torch._foreach_mul_(u, -gamma)
+        return u
+
+
+@dataclass(frozen=True)
+class Kronecker(Geometry):
+    """Shampoo: L += G G^T, R += G^T G, u = -gamma L^(-1/4) m_bar R^(-1/4), from L = R = eps I.
+
+    The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
+    in float64, so it is for small matrices.
+    """
+
+    eps: float = 1e-12
+
+    def check(self, shape: Shape) -> None:
+        if len(shape) != 2:
+            raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        def eye(n: int) -> Tensor:
+            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
+
+        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        u = []
+        for d, G, s in zip(m_bar, at.g, at.state, strict=True):
+            s["L"].add_(G @ G.mT)
+            s["R"].add_(G.mT @ G)
+            d4 = self._root(s["L"]) @ d.double() @ self._root(s["R"])
+            u.append(d4.mul_(-gamma).to(d.dtype))
+        return u
+
+    def _root(self, A: Tensor) -> Tensor:
+        """A^(-1/4). Rounding may push a zero eigenvalue below eps: clamp it there."""
+        if not A.isfinite().all():
+            return torch.full_like(A, torch.nan, dtype=torch.float64)
+        w, Q = torch.linalg.eigh(A.double())
+        root: Tensor = (Q * w.clamp(min=self.eps).pow(-0.25)) @ Q.mT
+        return root
+
+
+@dataclass(frozen=True)
+class MultiNorm(Geometry):
+    """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times; u = -gamma X.
+
+    RMS(X) is 1, so gamma is a radius. Stateless; it has no dual norm, hence no sharp or clip.
+    """
+
+    iterations: int = 5
+    view: View = matrix
+
+    def check(self, shape: Shape) -> None:
+        try:
+            self.view(shape)
+        except ValueError as e:
+            raise ValueError(f"MultiNorm {e}") from None
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        u = []
+        for d in m_bar:
+            f = self.view(d.shape)
+            X = f.fold(d)
+            for _ in range(self.iterations):
+                for dim in (-1, -2):
+                    length = X.norm(dim=dim, keepdim=True).clamp(min=1e-8)
+                    X = X * (math.sqrt(X.shape[dim]) / length)
+            u.append(f.unfold(X, d.shape) * -gamma)
+        return u

@@ -1,0 +1,431 @@
+"""The template as a torch optimizer: the five lines of the paper, their state, train and eval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import rounding, sharded
+from ._errors import times, unknown
+from .geometry import Moment, State
+from .method import Coefs, Method
+
+Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+ROWS: dict[str, Callable[..., Method]] = {}
+"""The zoo by name; `zoo` fills it."""
+
+# Hyperparameters of other optimizers: in a group they would be ignored in silence.
+IGNORED = {
+    "weight_decay", "momentum", "betas", "beta", "beta1", "beta2", "eps", "nesterov", "dampening",
+    "amsgrad", "momentum_decay", "rho", "alpha", "alpha_bar", "lam", "lam_bar", "gamma", "centre",
+    "geometry", "radius", "scale", "norm",
+}  # fmt: skip
+
+
+class Leaf(NamedTuple):
+    """A parameter, its gradient's owner, at its place among all of the optimizer's."""
+
+    p: Tensor
+    state: State
+    number: int
+
+
+class SODA(Optimizer):
+    """Run a `Method` on parameters, or one method a group.
+
+        SODA(model.parameters(), lr=1e-3, method=zoo.adamw())
+        SODA([{"params": hidden, "method": zoo.muon()}, {"params": rest, "lr": 3e-4}], 0.02,
+             zoo.adam())
+
+    The parameters hold y. `eval()` puts x there and `train()` y again, exactly; both do nothing
+    for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
+    stochastically; `seed` picks the rounding bits. foreach=False goes parameter by parameter.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor,
+        method: Method | str | None = None,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.methods: dict[str, Method] = {}
+        _check_lr(lr, "SODA")
+        defaults = {
+            "lr": lr,
+            "method": None if method is None else self._register(method),
+            "foreach": foreach,
+            "maximize": maximize,
+            "seed": seed,
+            "train_mode": True,
+        }
+        super().__init__(params, defaults)
+
+    # -- the five lines -----------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on every parameter that has a gradient."""
+        if not all(group["train_mode"] for group in self.param_groups):
+            raise RuntimeError("step() in eval mode would move x, not y: call train() first")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        number = 0
+        for group in self.param_groups:
+            method = self.methods[group["method"]]
+            for leaves in self._buckets(group, method, number):
+                self._update(leaves, method, group)
+            number += len(group["params"])
+        return loss
+
+    def _update(self, leaves: list[Leaf], method: Method, group: dict[str, Any]) -> None:
+        """All leaves share step, memory, dtype and device."""
+        ps, s = [leaf.p for leaf in leaves], [leaf.state for leaf in leaves]
+        k, lr = int(s[0]["step"]), float(group["lr"])
+        past = method.advance({name: float(s[0][name]) for name in method.memory}, k, lr)
+        c = method.coefs(k, lr, past)
+        dtype = _sum_dtype(ps[0].dtype)
+
+        y = [sharded.local(p).to(dtype) for p in ps]  # the parameter itself where dtypes agree
+        g = [sharded.local_like(p.grad, p).to(dtype) for p in ps]
+        g = list(torch._foreach_neg(g)) if group["maximize"] else g
+
+        m = m_bar = g
+        if method.keeps_m:
+            m = m_bar = [sharded.local(t["m"]) for t in s]
+            torch._foreach_lerp_(m, g, c.alpha)
+            if method.alpha_bar != 0:
+                m_bar = list(torch._foreach_lerp(m, g, c.alpha_bar))
+
+        fold = method.fused and method.geometry.homogeneous
+        gamma = c.lam * c.gamma if fold else c.gamma
+        u = _mirror(method, m_bar, gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
+        if method.fused:
+            z0 = [sharded.local(t["z0"]) for t in s] if method.centre == "init" else []
+            _pull(y, method.centre, z0, c.lam)
+            torch._foreach_add_(y, u, alpha=1 if fold else c.lam)
+        else:
+            _average(y, u, s, method, c)
+
+        if ps[0].dtype != dtype:
+            for leaf, y_ in zip(leaves, y, strict=True):
+                key = rounding.key(group["seed"], leaf.number, k)
+                p, at = sharded.local(leaf.p), sharded.element_numbers(leaf.p)
+                p.copy_(rounding.stochastic(y_, p.dtype, key, at))
+        torch._foreach_add_([t["step"] for t in s], 1)
+        for t in s:
+            for name, value in past.items():
+                t[name].fill_(value)
+
+    def _buckets(self, group: dict[str, Any], method: Method, number: int) -> Iterator[list[Leaf]]:
+        """Leaves that can share one call of every operation, those with a gradient alone."""
+        buckets: dict[object, list[Leaf]] = {}
+        for j, p in enumerate(group["params"]):
+            if p.grad is None or p.numel() == 0:
+                continue
+            if p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"{_label(group, j)} has a sparse gradient, and every method here moves dense "
+                    "parameters: build the embedding with sparse=False"
+                )
+            s = self._current(p, method)
+            past = tuple(float(s[name]) for name in method.memory)
+            alone = j if group["foreach"] is False else None
+            key = (int(s["step"]), past, p.dtype, p.device, alone)
+            buckets.setdefault(key, []).append(Leaf(p, s, number + j))
+        yield from buckets.values()
+
+    # -- state --------------------------------------------------------------------------------
+
+    def _fresh(self, p: Tensor, method: Method) -> State:
+        """The state of a parameter before its first step."""
+        y, dtype = p.detach(), _sum_dtype(p.dtype)
+        s: State = {"step": torch.tensor(0.0)}
+        if method.keeps_m:
+            s["m"] = torch.zeros_like(y, dtype=dtype)
+        if method.centre == "init":
+            s["z0"] = y.clone()
+        if method.keeps_z:
+            s["z"] = y.to(dtype, copy=True)
+        if method.keeps_x:
+            s["x"] = y.to(dtype, copy=True)
+            if dtype != y.dtype:
+                s["y"] = y.clone()  # eval() cannot put 16 bits of y into the fp32 x
+        s |= method.geometry.state(y, dtype)
+        return s | {n: torch.tensor(v, dtype=torch.float64) for n, v in method.memory.items()}
+
+    def _current(self, p: Tensor, method: Method) -> State:
+        """The state of p. Up to its first step it is made again from the parameter as it is now:
+        weights may be loaded, moved or swapped for sharded ones after the constructor."""
+        if p not in self.state:
+            self._adopt()
+        s: State = self.state[p]
+        if not s or s["step"] == 0:
+            s = self.state[p] = self._fresh(p, method)
+        return s
+
+    def _adopt(self) -> None:
+        """Give every trainable parameter of the groups a state, and forget all others."""
+        known = self.state.copy()
+        self.state.clear()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in known:
+                    self.state[p] = known[p]
+                elif p.requires_grad:
+                    self.state[p] = self._fresh(p, self.methods[group["method"]])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, with a `method` of the group's own if it names one; in mid-run too."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
+        group, where = dict(param_group), f"group {len(self.param_groups)}"
+        wanted = group.get("method") or self.defaults["method"]
+        if wanted is None:
+            raise ValueError(
+                f"{where} has no method: SODA(params, lr, zoo.adamw()), or a 'method' in the group"
+            )
+        group["method"] = self._register(wanted)
+        method = self.methods[group["method"]]
+        _check_lr(group.get("lr", self.defaults["lr"]), where)
+        _check_keys(group, method, where)
+        group["params"] = params = _as_list(group.get("params"), where)
+        lr = float(group.get("lr", self.defaults["lr"]))
+        method.coefs(0, lr, method.advance(method.memory, 0, lr))
+        seen = {p for g in self.param_groups for p in g["params"]}
+        for j, entry in enumerate(params):
+            name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
+            if not isinstance(p, Tensor):
+                raise TypeError(f"{name} is no tensor but a {type(p).__name__}")
+            _check_parameter(name, p, method)
+            if p in seen:
+                raise ValueError(f"{name} ({times(p.shape)}) is in the optimizer twice: drop one")
+            seen.add(p)
+        super().add_param_group(group)
+        self._adopt()
+
+    def _register(self, method: Method | str) -> str:
+        """The name under which a group finds its method: groups hold plain values only."""
+        if isinstance(method, str):
+            if method in self.methods:
+                return method
+            if method not in ROWS:
+                raise ValueError(unknown("method", method, [*self.methods, *ROWS]))
+            method = ROWS[method]()
+        if not isinstance(method, Method):
+            raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
+        name, n = method.name, 1
+        while self.methods.get(name, method) != method:
+            n += 1
+            name = f"{method.name}#{n}"
+        self.methods[name] = method
+        return name
+
+    # -- saving and loading -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's flat layout: `state` by parameter number and `param_groups`, plain values."""
+        self._adopt()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but each tensor keeps the dtype and device that this optimizer gives it.
+
+        torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
+        """
+        self._adopt()
+        handle = self.register_load_state_dict_pre_hook(_hold)  # after the user's own hooks
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"methods": self.methods}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "methods" not in state:  # from load_state_dict; from pickle and deepcopy it is there
+            self._check_loaded(state["param_groups"])
+            for p, loaded in state["state"].items():
+                state["state"][p] = self._release(p, loaded)
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
+        for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
+            if theirs.get("method") != ours["method"]:
+                raise ValueError(
+                    f"group {j} runs {ours['method']!r}, but the state to load was written by "
+                    f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
+                    "the same methods in the same order"
+                )
+
+    def _release(self, p: Any, loaded: dict[str, Any]) -> State:
+        ours = self.state.get(p, {})
+        missing = sorted(set(ours) - set(loaded))
+        if loaded and missing:
+            raise ValueError(
+                f"the state to load has no {', '.join(missing)} for a parameter of shape "
+                f"{times(p.shape)}: it was written by another method"
+            )
+        return {name: _cast(v, ours.get(name), p) for name, v in loaded.items()}
+
+    # -- which point the parameters hold ------------------------------------------------------
+
+    def train(self) -> None:
+        """Parameters hold y, where gradients are taken."""
+        self._switch(True)
+
+    def eval(self) -> None:
+        """Parameters hold x, the method's output. step() needs train() again."""
+        self._switch(False)
+
+    @torch.no_grad()
+    def _switch(self, train: bool) -> None:
+        for group in self.param_groups:
+            method = self.methods[group["method"]]
+            if not method.keeps_x or group["train_mode"] == train:
+                continue
+            for p in group["params"]:
+                if p.requires_grad or p in self.state:
+                    _swap(p, self._current(p, method), train)
+            group["train_mode"] = train
+
+
+def _mirror(
+    method: Method, m_bar: list[Tensor], gamma: float, at: Moment, ps: list[Tensor]
+) -> list[Tensor]:
+    """The geometry's u, on shards where that is exact and on gathered tensors where it is not."""
+    if not any(map(sharded.is_sharded, ps)):
+        return method.geometry(m_bar, gamma, at)
+    at = at._replace(state=[{n: sharded.local(t) for n, t in s.items()} for s in at.state])
+    if method.geometry.elementwise:
+        return method.geometry(m_bar, gamma, at)
+    at = at._replace(g=[sharded.gather(t, p) for t, p in zip(at.g, ps, strict=True)])
+    whole = [sharded.gather(t, p) for t, p in zip(m_bar, ps, strict=True)]
+    u = method.geometry(whole, gamma, at)
+    return [sharded.scatter(t, p) for t, p in zip(u, ps, strict=True)]
+
+
+def _pull(y: list[Tensor], centre: str, z0: list[Tensor], lam: float) -> None:
+    """y <- (1 - lam) y + lam centre. Around the last z with lam = 1 there is nothing to pull."""
+    if centre == "origin":
+        torch._foreach_mul_(y, 1 - lam)
+    elif centre == "init":
+        torch._foreach_lerp_(y, [t.to(y_.dtype) for t, y_ in zip(z0, y, strict=True)], lam)
+
+
+def _average(y: list[Tensor], u: list[Tensor], s: list[State], method: Method, c: Coefs) -> None:
+    """z = centre + u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with what is kept of them."""
+    if method.centre == "last":
+        z = [sharded.local(t["z"]) for t in s] if method.keeps_z else y
+        torch._foreach_add_(z, u)
+    else:
+        z = u
+        if method.centre == "init":
+            torch._foreach_add_(z, [sharded.local(t["z0"]).to(z[0].dtype) for t in s])
+    x = [sharded.local(t["x"]) for t in s] if method.keeps_x else y
+    torch._foreach_lerp_(x, z, c.lam)
+    if method.keeps_x and z is not y:
+        torch._foreach_copy_(y, x)
+        torch._foreach_lerp_(y, z, c.lam_bar)
+
+
+def _swap(p: Tensor, s: State, train: bool) -> None:
+    """Exchange y in the parameter with x in the state, bit by bit.
+
+    Equal dtypes trade places, so that in eval mode the key "x" holds y. A 16-bit y waits in "y".
+    """
+    if "y" in s:
+        if not train:
+            s["y"].copy_(p)
+        p.copy_(s["y"] if train else s["x"])
+    else:
+        p_, x = sharded.local(p), sharded.local(s["x"])
+        y = p_.clone()
+        p_.copy_(x)
+        x.copy_(y)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class _Held:
+    """A tensor that torch's load_state_dict passes on without casting it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _hold(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def hold(v: Any) -> Any:
+        return _Held(v) if isinstance(v, Tensor) else v
+
+    state = {k: {n: hold(v) for n, v in s.items()} for k, s in state_dict["state"].items()}
+    return state_dict | {"state": state}
+
+
+def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
+    """A loaded value as this optimizer keeps it; a copy, for the saved one may still be in use."""
+    if not isinstance(v, _Held):
+        return v
+    if ours is None:
+        return v.tensor.detach().to(p.device, copy=True)
+    return v.tensor.detach().to(ours.device, ours.dtype, copy=True)
+
+
+def _as_list(params: Any, where: str) -> list[Any]:
+    if params is None:
+        raise ValueError(f"{where} has no 'params'")
+    if isinstance(params, Tensor):
+        return [params]
+    if isinstance(params, set):
+        raise TypeError(f"{where} is a set, whose order changes between runs: pass a list")
+    return list(params)
+
+
+def _label(group: dict[str, Any], j: int) -> str:
+    names = group.get("param_names")
+    return str(names[j]) if names else f"a parameter of shape {times(group['params'][j].shape)}"
+
+
+def _check_lr(lr: Any, where: str) -> None:
+    if not isinstance(lr, int | float | Tensor):
+        raise TypeError(f"{where}: lr must be a number, got {lr!r}; SODA(params, lr, method)")
+    if not lr >= 0:
+        raise ValueError(f"{where}: lr must not be negative, got {lr}")
+
+
+def _check_keys(group: dict[str, Any], method: Method, where: str) -> None:
+    for key in sorted(IGNORED & set(group)):
+        if key == "weight_decay" and group[key] == 0 and method.centre != "origin":
+            continue  # what the method does anyway; frameworks add it to every group
+        raise ValueError(
+            f"{where} carries {key}={group[key]!r}, which would be ignored: it belongs to the "
+            f"method, e.g. zoo.{method.name.split('#')[0]}({key}=...); drop it from the group"
+        )
+
+
+def _check_parameter(name: str, p: Tensor, method: Method) -> None:
+    what = f"{name} ({times(p.shape)}, {str(p.dtype).removeprefix('torch.')})"
+    if p.is_complex():
+        raise ValueError(f"{what} is complex: optimise torch.view_as_real of it instead")
+    if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"{what}: only float64, float32, bfloat16 and float16 can be trained")
+    try:
+        method.geometry.check(p.shape)
+    except ValueError as e:
+        raise ValueError(f"{what} cannot have the geometry of {method.name}: {e}") from None

@@ -1,0 +1,355 @@
+"""Every optimizer of the paper as one expression. A new one is one more function with `@row`.
+
+Written with g for the gradient at y, t = k+1, EMA_b for the average with rate 1-b, and in the
+paper's sign: u points downhill. Arguments have the names and defaults of each reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, ParamSpec
+
+from . import schedules
+from ._errors import unknown
+from .geometry import (
+    Ball,
+    Clip,
+    Diagonal,
+    Euclidean,
+    Geometry,
+    Kronecker,
+    MultiNorm,
+    Norm,
+    Sharp,
+    Sign,
+    Spectral,
+    original,
+    unit,
+)
+from .method import Method
+from .msign import EXACT, KELLER, Polar
+from .norms import Scale
+from .schedules import debias, first, times, uniform
+from .template import ROWS
+
+P = ParamSpec("P")
+
+
+def row(f: Callable[P, Method]) -> Callable[P, Method]:
+    """Enter a row into the zoo, under its function's name."""
+
+    @wraps(f)
+    def named(*args: P.args, **kwargs: P.kwargs) -> Method:
+        return replace(f(*args, **kwargs), name=f.__name__)
+
+    ROWS[f.__name__] = named
+    return named
+
+
+def soda(method: Method) -> Method:
+    """The anchored form of a method: z = z0 + (k+2) u, lam = 1/(k+2), hence
+
+        y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
+
+    with u the method's own step. No weight decay to tune. Equals SODAWrapper around it.
+    """
+    if method.centre != "last" or method.lam != 1:
+        raise ValueError(
+            f"soda() takes a method without decay or averaging of its own, and {method.name} has "
+            f"centre {method.centre!r}: pass weight_decay=0 (for scion: uscion)"
+        )
+    geometry, gamma = method.geometry, times(schedules.grow, method.gamma)
+    if isinstance(geometry, Clip):  # not homogeneous: its ball grows instead
+        geometry = replace(geometry, radius=times(geometry.radius, schedules.grow))
+        gamma = times(uniform, method.gamma)
+    name = f"soda({method.name})"
+    return replace(method, geometry=geometry, lam=uniform, gamma=gamma, centre="init", name=name)
+
+
+def decayed(method: Method, weight_decay: float) -> Method:
+    """Decoupled weight decay as a centre: y <- (1 - lr wd) y + u. Zero leaves the method as it is.
+
+    As the template writes it: centre origin, lam = lr wd, gamma = the method's over lr wd.
+    """
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
+    if weight_decay == 0:
+        return method
+    lam = times(weight_decay, schedules.lr)
+    gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr
+    return replace(method, centre="origin", lam=lam, gamma=gamma)
+
+
+def _beta(name: str, b: float) -> float:
+    if not 0 <= b < 1:
+        raise ValueError(f"{name} must be in [0, 1), got {b}")
+    return b
+
+
+# -- Euclidean ------------------------------------------------------------------------------------
+
+
+@row
+def sgd(momentum: float = 0.0) -> Method:
+    """b <- momentum b + g; y <- y - lr b. (torch.optim.SGD)"""
+    alpha = 1 - _beta("momentum", momentum)
+    return Method(Sharp(Euclidean()), alpha=alpha, gamma=times(1 / alpha, schedules.lr))
+
+
+@row
+def nesterov(momentum: float = 0.9) -> Method:
+    """b <- momentum b + g; y <- y - lr (g + momentum b). (torch.optim.SGD with nesterov=True)"""
+    return replace(sgd(momentum), alpha_bar=1 - momentum)
+
+
+# -- diagonal metric ------------------------------------------------------------------------------
+
+
+@row
+def adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Method:
+    """y <- y - lr m/(sqrt(v)+eps), m = EMA_b1(g)/(1-b1^t), v = EMA_b2(g^2)/(1-b2^t).
+
+    The bias corrections are the averages' own rates, (1-b)/(1-b^t). (Kingma, Ba 2014)
+    """
+    return Method(Diagonal(debias(betas[1]), eps), alpha=debias(betas[0]))
+
+
+@row
+def adamw(
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
+) -> Method:
+    """y <- (1 - lr wd) y - lr m/(sqrt(v)+eps), m and v as in adam. (Loshchilov, Hutter 2017)"""
+    return decayed(adam(betas, eps), weight_decay)
+
+
+@row
+def nadam(
+    betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Method:
+    """y <- y - lr (b1 m + (1-b1) g)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2), uncorrected.
+
+    The paper's NAdam: constant optimism. (Dozat 2016)
+    """
+    a, rate = 1 - _beta("betas[0]", betas[0]), 1 - _beta("betas[1]", betas[1])
+    return decayed(Method(Diagonal(rate, eps), alpha=a, alpha_bar=a), weight_decay)
+
+
+@row
+def torch_nadam(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    momentum_decay: float = 0.004,
+    weight_decay: float = 0.0,
+) -> Method:
+    """y <- y - lr (c_g g + c_m m)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2)/(1-b2^t),
+
+    mu_t = b1 (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, c_g = (1-mu_t)/(1-P_t),
+    c_m = mu_{t+1}/(1-P_{t+1}). Decay is decoupled. (torch.optim.NAdam)
+    """
+    b1, psi = _beta("betas[0]", betas[0]), momentum_decay
+    method = Method(
+        Diagonal(debias(betas[1]), eps),
+        alpha=1 - b1,
+        alpha_bar=schedules.nadam_alpha_bar(b1, psi),
+        gamma=schedules.nadam_gamma(b1, psi),
+    )
+    return decayed(method, weight_decay)
+
+
+@row
+def simplified_ademamix(
+    betas: tuple[float, float] = (0.99, 0.95),
+    alpha: float = 0.0,
+    eps: float = 1e-8,
+    beta1_warmup: int = 0,
+) -> Method:
+    """M <- b1 M + g; y <- y - lr (M + alpha g)/(sqrt(v)+eps), v = EMA_b2(g^2)/(1-b2^t).
+
+    With beta1_warmup, b1 rises from 0.9 so that its half-life is linear. (Morwani et al. 2025)
+    """
+    heavy = (_beta("betas[0]", betas[0]), alpha, beta1_warmup)
+    return Method(
+        Diagonal(debias(betas[1]), eps),
+        alpha=schedules.heavy_alpha(*heavy),
+        alpha_bar=schedules.heavy_alpha_bar(*heavy),
+        gamma=schedules.heavy_gamma(*heavy),
+    )
+
+
+# -- l_inf ----------------------------------------------------------------------------------------
+
+
+@row
+def signsgd(map: Callable[[Norm], Geometry] = Ball) -> Method:
+    """y <- y - lr sign(g); map=Sharp: y <- y - lr ||g||_1 sign(g). (Carlson et al. 2015)"""
+    return Method(map(Sign(unit)))
+
+
+@row
+def signum(beta: float = 0.9, weight_decay: float = 0.0) -> Method:
+    """y <- (1 - lr wd) y - lr sign(m), m = EMA_beta(g). (Bernstein et al. 2018)"""
+    return decayed(Method(Ball(Sign(unit)), alpha=1 - _beta("beta", beta)), weight_decay)
+
+
+@row
+def lion(betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Method:
+    """y <- (1 - lr wd) y - lr sign(b1 m + (1-b1) g), then m <- b2 m + (1-b2) g.
+
+    Here m moves first: b1 m_old + (1-b1) g = (b1/b2) m_new + (1 - b1/b2) g. (Chen et al. 2023)
+    """
+    b1, b2 = _beta("betas[0]", betas[0]), _beta("betas[1]", betas[1])
+    if not b1 <= b2:
+        raise ValueError(f"lion is optimistic only for betas[0] <= betas[1], got {betas}")
+    optimism = 1 - b1 / b2 if b2 else 0.0
+    return decayed(Method(Ball(Sign(unit)), alpha=1 - b2, alpha_bar=optimism), weight_decay)
+
+
+# -- spectral -------------------------------------------------------------------------------------
+
+
+@row
+def ssd(map: Callable[[Norm], Geometry] = Sharp, polar: Polar = EXACT) -> Method:
+    """y <- y - lr ||g||_nuc U V^T with g = U S V^T; map=Ball leaves the nuclear norm out.
+
+    Stochastic spectral descent. (Carlson et al. 2015, 2016)
+    """
+    return Method(map(Spectral(unit, polar=polar)))
+
+
+@row
+def muon(
+    momentum: float = 0.95,
+    weight_decay: float = 0.0,
+    scale: Scale = original,
+    polar: Polar = KELLER,
+) -> Method:
+    """y <- (1 - lr wd) y - lr s msign(b m + (1-b) g), m = EMA_b(g), s = scale of the shape.
+
+    scale: geometry.original, adamw (both torch's) or rms (the paper's). (Jordan et al. 2024)
+    """
+    a = 1 - _beta("momentum", momentum)
+    return decayed(Method(Ball(Spectral(scale, polar=polar)), alpha=a, alpha_bar=a), weight_decay)
+
+
+@row
+def shampoo(eps: float = 1e-12, weight_decay: float = 0.0) -> Method:
+    """L <- L + g g^T, R <- R + g^T g; y <- y - lr L^(-1/4) g R^(-1/4). (Gupta et al. 2018)"""
+    return decayed(Method(Kronecker(eps)), weight_decay)
+
+
+@row
+def multinorm(iterations: int = 5) -> Method:
+    """y <- y - lr X, X = g with rows and columns normalised in turn. (Scetbon et al. 2025)"""
+    return Method(MultiNorm(iterations))
+
+
+# -- per-layer norms ------------------------------------------------------------------------------
+
+
+@row
+def scion(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.1) -> Method:  # noqa: B008
+    """y <- (1 - lr) y + lr rho lmo(m), m <- (1-alpha) m + alpha g. (Pethick et al. 2025)"""
+    return frank_wolfe(norm, radius, alpha)
+
+
+@row
+def uscion(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.1) -> Method:  # noqa: B008
+    """y <- y + lr rho lmo(m), m <- (1-alpha) m + alpha g: Scion unconstrained."""
+    return Method(Ball(norm, radius), alpha=alpha)
+
+
+@row
+def soda_dagger(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.05) -> Method:  # noqa: B008
+    """y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + lr rho lmo(m_bar), m_bar = (1-alpha) m + alpha g,
+
+    m <- (1-alpha) m + alpha g, started at the first gradient. The paper's own optimizer.
+    """
+    return soda(replace(uscion(norm, radius), alpha=first(alpha), alpha_bar=alpha))
+
+
+@row
+def frank_wolfe(
+    norm: Norm = Euclidean(),  # noqa: B008
+    radius: float = 1.0,
+    alpha: float = 1.0,
+) -> Method:
+    """y <- (1 - lr) y + lr rho lmo(m), m <- (1-alpha) m + alpha g. (Mokhtari et al. 2020)"""
+    return Method(Ball(norm, radius), alpha=alpha, lam=schedules.lr, gamma=1.0, centre="origin")
+
+
+# -- averaging ------------------------------------------------------------------------------------
+
+GD = Sharp(Euclidean())
+
+
+@row
+def dual_averaging(geometry: Geometry = GD) -> Method:
+    """z = z0 + u(lr (k+1) m), m = mean of g_0..g_k; x <- mean of the z; gradients at z.
+
+    (Nesterov 2009)
+    """
+    return replace(double_averaging(geometry), lam_bar=1.0)
+
+
+@row
+def double_averaging(geometry: Geometry = GD) -> Method:
+    """As dual_averaging with gradients at the mean x. (Nesterov, Shikhman 2015)"""
+    gamma = times(schedules.lr, schedules.over(1, schedules.mean))
+    return Method(geometry, schedules.mean, 0.0, uniform, 0.0, gamma, "init")
+
+
+@row
+def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+    """As moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)"""
+    return replace(moda(geometry, weights), lam_bar=1.0)
+
+
+@row
+def moda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+    """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
+
+    m <- (1 - a_k/A_k) m + (a_k/A_k) g, m_bar likewise one index on; uniform weights a = 1 if none
+    are given: alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
+    """
+    if weights is not None:
+        w = weights
+        return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init")
+    gamma = times(schedules.lr, schedules.grow)
+    return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
+
+
+@row
+def accelerated(geometry: Geometry = GD) -> Method:
+    """moda with weights a_k = k+1: alpha = 2/(k+2), alpha_bar = lam = 2/(k+3), gamma =
+    lr (k+2)(k+3)/2. (the paper's accelerated rate)
+    """
+    ahead = schedules.accelerated
+    gamma = times(schedules.lr, schedules.triangular)
+    return Method(geometry, schedules.linear, ahead, ahead, 0.0, gamma, "init")
+
+
+@row
+def schedule_free(
+    base: Method | None = None, beta: float = 0.9, r: float = 0.0, weight_lr_power: float = 2.0
+) -> Method:
+    """z <- z + u(g); x <- (1 - c) x + c z; y = beta x + (1-beta) z with the base's u (sgd if None),
+
+    c = w_k/sum w, w = (k+1)^r (largest lr)^2: 1/(k+1) while lr does not rise. (Defazio et al. 2024)
+    """
+    lam = schedules.lr_weighted(r, weight_lr_power)
+    return replace(base or sgd(), lam=lam, lam_bar=1 - beta)
+
+
+@row
+def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1) -> Method:
+    """z <- z + u(g); x <- (1 - lam) x + lam z; y = (1 - lam_bar) x + lam_bar z with the base's u.
+
+    Generalized primal averaging around sgd, or around any row without decay. (Defazio et al. 2025)
+    """
+    return replace(base or sgd(), lam=lam, lam_bar=lam_bar)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(unknown("row", name, ROWS))
