@@ -67,6 +67,9 @@ types: $(STAMP)
 	$(PY) -m mypy
 
 parity: $(STAMP)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
+	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
+	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,parity]'
 	$(PY) -m tests.parity
 
 # Results under runs/ stay.

@@ -1,6 +1,5 @@
 """Ours beside theirs, step by step: `python -m tests.parity` writes the table in docs/parity.md."""
 
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,10 @@ from tests.theirs import RECURRENCES, THEIRS, Theirs, in_float64
 
 STEPS = 40
 BEGIN, END = "<!-- parity:begin -->", "<!-- parity:end -->"
+HEAD = (
+    "| row | independent implementation | largest difference | tolerance |",
+    "|---|---|---|---|",
+)
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
 INTRO = f"""# Parity
 
@@ -60,12 +63,13 @@ def set_lr(opt: Any, lr: float) -> None:
         group["lr"] = lr
 
 
-def compare(entry: Theirs, steps: int = STEPS) -> float:
-    """The largest difference between ours and theirs over all weights and steps."""
+def compare(entry: Theirs, steps: int = STEPS, **options: Any) -> float:
+    """The largest difference between ours (SODA with these options) and theirs over the run."""
     from sodaopt import SODA
 
     ours, theirs = Network(), Network()
-    opt, ref = SODA(ours.weights, entry.lr, entry.method()), entry.make(theirs.weights, entry.lr)
+    opt = SODA(ours.weights, entry.lr, entry.method(), **options)
+    ref = entry.make(theirs.weights, entry.lr)
     mode(opt, "train"), mode(ref, "train")
     gap = 0.0
     for k in range(steps):
@@ -84,35 +88,38 @@ def compare(entry: Theirs, steps: int = STEPS) -> float:
     return gap
 
 
-def line(entry: Theirs) -> str:
-    """A row of the table; a package that is not installed leaves its cell empty."""
-    try:
-        source, gap = entry.source, f"{compare(entry):.1e}"
-    except PackageNotFoundError:
-        source, gap = entry.package, "not installed"
-    label = f"`{entry.label}` ({source})" + (f"; {entry.note}" if entry.note else "")
-    return f"| {entry.row} | {label.replace('|', chr(92) + '|')} | {gap} | {entry.tol:.0e} |"
+def line(entry: Theirs, gap: float | None) -> str:
+    """A row of the table; None is a package that is not installed."""
+    source = entry.package if gap is None else entry.source
+    label = f"`{entry.label}` ({source})".replace("|", "\\|")
+    label += f"; {entry.note}" if entry.note else ""
+    found = "not installed" if gap is None else f"{gap:.1e}"
+    return f"| {entry.row} | {label} | {found} | {entry.tol:.0e} |"
 
 
-def table() -> str:
-    entries = sorted((*THEIRS, *RECURRENCES.values()), key=lambda e: (e.row, not e.package))
-    head = (
-        "| row | independent implementation | largest difference | tolerance |",
-        "|---|---|---|---|",
-    )
-    return "\n".join((*head, *map(line, entries)))
+def measure(entry: Theirs) -> float | None:
+    return compare(entry) if entry.installed else None
 
 
-def main() -> None:
-    rows = table()
-    print(rows)
-    text = PAGE.read_text() if PAGE.exists() else f"{INTRO}\n{BEGIN}\n{END}\n"
+def write(rows: str) -> None:
+    """Put the table between its markers, in a page with a short introduction if there is none."""
+    text = PAGE.read_text() if PAGE.exists() else INTRO
     if BEGIN not in text:
         text += f"\n{BEGIN}\n{END}\n"
     before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(f"{before}{BEGIN}\n{rows}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{rows}\n{END}{rest.split(END, 1)[1]}")
+
+
+def main() -> None:
+    entries = sorted((*THEIRS, *RECURRENCES.values()), key=lambda e: (e.row, not e.package))
+    gaps = [measure(e) for e in entries]
+    rows = "\n".join((*HEAD, *map(line, entries, gaps)))
+    print(rows)
+    write(rows)
+    apart = [e for e, gap in zip(entries, gaps, strict=True) if gap is not None and gap > e.tol]
+    if apart:
+        raise SystemExit("\n".join(f"above tolerance: {e.row}, {e.label}" for e in apart))
 
 
 if __name__ == "__main__":

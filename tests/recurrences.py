@@ -30,6 +30,16 @@ def spectral(g: Tensor) -> Tensor:
     return math.sqrt(g.shape[0] / g.shape[1]) * polar(g)
 
 
+def columns(g: Tensor) -> Tensor:
+    """Each column to length sqrt(d_out)/d_in."""
+    return math.sqrt(g.shape[0]) / g.shape[1] * g / g.norm(dim=0, keepdim=True)
+
+
+def rows(g: Tensor) -> Tensor:
+    """Each row to length 1/sqrt(d_in)."""
+    return g / g.norm(dim=1, keepdim=True) / math.sqrt(g.shape[1])
+
+
 def root(a: Tensor, power: float) -> Tensor:
     """A symmetric positive definite matrix to a power."""
     w, q = torch.linalg.eigh(a)
@@ -60,11 +70,11 @@ def soda(u: Update) -> Step:
     return step
 
 
-def gpa(u: Update, lam: float = 0.003287, lam_bar: float = 0.1, wd: float = 0.0) -> Step:
-    """z <- (1 - lr wd) z + u;  x <- (1-lam) x + lam z;  y <- (1-lam_bar) x + lam_bar z."""
+def gpa(u: Update, lam: float = 0.003287, lam_bar: float = 0.1) -> Step:
+    """z <- z + u;  x <- (1-lam) x + lam z;  y <- (1-lam_bar) x + lam_bar z."""
 
     def step(s: dict, y: Tensor, g: Tensor, k: int, lr: float) -> Tensor:
-        z = s["z"] = (1 - lr * wd) * s.get("z", y) + u(s, g, k, lr)
+        z = s["z"] = s.get("z", y) + u(s, g, k, lr)
         x = s["x"] = (1 - lam) * s.get("x", y) + lam * z
         return (1 - lam_bar) * x + lam_bar * z
 
@@ -109,10 +119,12 @@ def muon(mu: float = 0.95) -> Update:
     return update
 
 
-def uscion(radius: float = 50.0, alpha: float = 0.1) -> Update:
+def uscion(
+    radius: float = 50.0, alpha: float = 0.1, ball: Callable[[Tensor], Tensor] = spectral
+) -> Update:
     def update(s: dict, g: Tensor, k: int, lr: float) -> Tensor:
         s["m"] = (1 - alpha) * s.get("m", 0) + alpha * g
-        return -lr * radius * spectral(s["m"])
+        return -lr * radius * ball(s["m"])
 
     return update
 

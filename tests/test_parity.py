@@ -1,33 +1,32 @@
 """Every row equals an independent implementation of it."""
 
-from importlib.metadata import PackageNotFoundError
-
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.parity import STEPS, Network, compare, in_float64, mode, set_lr
 from tests.theirs import RECURRENCES, THEIRS, Theirs
 
 ENTRIES = (*THEIRS, *RECURRENCES.values())
-each = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.row}-{e.label}")
 
 
-def installed(entry: Theirs) -> None:
-    try:
-        entry.source  # noqa: B018
-    except PackageNotFoundError:
-        pytest.skip(f"{entry.package} is not installed")
+def one(entry: Theirs) -> ParameterSet:
+    missing = pytest.mark.skipif(not entry.installed, reason=f"{entry.package} is not installed")
+    name = f"{entry.row}: {entry.label}" + (f", {entry.note}" if entry.note else "")
+    return pytest.param(entry, marks=missing, id=name)
+
+
+each = pytest.mark.parametrize("entry", [one(entry) for entry in ENTRIES])
 
 
 @each
-def test_equal(entry: Theirs) -> None:
-    installed(entry)
-    assert compare(entry) <= entry.tol
+@pytest.mark.parametrize("foreach", [None, False])
+def test_equal(entry: Theirs, foreach: bool | None) -> None:
+    assert compare(entry, foreach=foreach) <= entry.tol
 
 
 @each
 def test_theirs_trains(entry: Theirs) -> None:
     """Two copies of a reference that stands still or blows up would agree and prove nothing."""
-    installed(entry)
     net = Network()
     start, ref = net.loss().item(), entry.make(net.weights, entry.lr)
     mode(ref, "train")

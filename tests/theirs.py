@@ -24,7 +24,8 @@ Candidates that were read and left out:
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -55,6 +56,13 @@ class Theirs:
     @property
     def source(self) -> str:
         return f"{self.package} {version(self.package)}" if self.package else "written out"
+
+    @property
+    def installed(self) -> bool:
+        try:
+            return bool(self.source)
+        except PackageNotFoundError:
+            return False
 
     def method(self) -> Any:
         from sodaopt import geometry, msign, zoo
@@ -113,15 +121,6 @@ class Optax:
         return self.params, [p.grad for p in self.params]
 
 
-def optax(build: Callable[[ModuleType, float], Any]) -> Make:
-    def make(params: list[Parameter], lr: float) -> Optax:
-        import optax
-
-        return Optax(params, build(optax, lr))
-
-    return make
-
-
 class Plain:
     """A recurrence behind torch's step(), one dict of memory per parameter."""
 
@@ -142,52 +141,56 @@ class Plain:
             p.copy_(s.get("x", p))
 
 
-def lion_pytorch(params: list[Parameter], lr: float, **kwargs: Any) -> Any:
-    from lion_pytorch import Lion
+DISTRIBUTIONS = {
+    "lion_pytorch": "lion-pytorch",
+    "muon": "muon-optimizer",
+    "optax": "optax",
+    "pytorch_optimizer": "pytorch-optimizer",
+    "schedulefree": "schedulefree",
+    "torch": "torch",
+}
 
-    return Lion(params, lr, **kwargs)
+
+def find(path: str) -> Any:
+    """`package.module.Name`, imported when it is needed."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
-def kozistr(name: str, **kwargs: Any) -> Make:
+def build(path: str, params: list[Parameter], lr: float, options: Mapping[str, Any]) -> Any:
+    """Their optimizer for these parameters; an optax transformation does not take any."""
+    if path.startswith("optax."):
+        return Optax(params, find(path)(lr, **options))
+    return find(path)(params, lr=lr, **options)
+
+
+def call(
+    row: str, kwargs: Kwargs, path: str, options: Mapping[str, Any], lr: float, **more: Any
+) -> Theirs:
+    """Our row(**kwargs) beside their path(params, lr, **options), labelled as one writes it."""
+    arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    more = {"package": DISTRIBUTIONS[path.split(".")[0]]} | more
+    more = {"make": lambda params, lr: build(path, params, lr, options)} | more
+    return Theirs(row, kwargs, f"{path}({arguments})" if options else path, lr=lr, **more)
+
+
+def po_muon(params: list[Parameter], lr: float, adjusted: bool) -> Any:
+    groups = [{"params": params, "use_muon": True, "momentum": 0.9, "weight_decay": 0.1}]
+    return build("pytorch_optimizer.Muon", groups, lr, {"use_adjusted_lr": adjusted})
+
+
+def po_scion(norm: str, options: dict[str, Any], constraint: bool) -> Make:
     def make(params: list[Parameter], lr: float) -> Any:
-        import pytorch_optimizer
-
-        return getattr(pytorch_optimizer, name)(params, lr=lr, **kwargs)
+        kind = find("pytorch_optimizer.optimizer.scion.LMONorm")[norm]
+        more = {"norm_type": kind, "norm_kwargs": options, "constraint": constraint}
+        return build("pytorch_optimizer.SCION", params, lr, {"momentum": 0.2, "scale": 2.0} | more)
 
     return make
 
 
-def kozistr_muon(params: list[Parameter], lr: float, **kwargs: Any) -> Any:
-    from pytorch_optimizer import Muon
-
-    return Muon([{"params": params, "use_muon": True}], lr=lr, **kwargs)
-
-
-def kozistr_wrapper(params: list[Parameter], lr: float) -> Any:
-    from pytorch_optimizer import ScheduleFreeWrapper
-
-    return ScheduleFreeWrapper(torch.optim.Adam(params, lr), momentum=0.8)
-
-
-def keller(params: list[Parameter], lr: float, **kwargs: Any) -> Any:
-    from muon import SingleDeviceMuon
-
-    return SingleDeviceMuon(params, lr, **kwargs)
-
-
-def schedulefree(name: str, **kwargs: Any) -> Make:
-    def make(params: list[Parameter], lr: float) -> Any:
-        import schedulefree
-
-        return getattr(schedulefree, name)(params, lr, **kwargs)
-
-    return make
-
-
-def schedulefree_wrapper(params: list[Parameter], lr: float) -> Any:
-    from schedulefree import ScheduleFreeWrapperReference
-
-    return ScheduleFreeWrapperReference(torch.optim.SGD(params, lr, momentum=0.5), momentum=0.9)
+def around(path: str, base: Callable[..., Any], options: Mapping[str, Any], beta: float) -> Make:
+    """A wrapper around one of torch's optimizers."""
+    return lambda params, lr: find(path)(base(params, lr, **options), momentum=beta)
 
 
 def warmup(n: int) -> Callable[[int], float]:
@@ -198,522 +201,278 @@ def warmdown(k: int) -> float:
     return 1 - k / 40
 
 
-SF, PO, LION, KELLER = "schedulefree", "pytorch-optimizer", "lion-pytorch", "muon-optimizer"
-EPS = "they add 1e-8 to the norm"
+def from_zero(k: int) -> float:
+    return min(1, k / 10)
 
 
 def _torch() -> Iterator[Theirs]:
-    o = torch.optim
-    yield Theirs("sgd", {}, "torch.optim.SGD", lambda p, lr: o.SGD(p, lr), lr=0.3)
-    yield Theirs(
-        "sgd",
-        {"momentum": 0.9},
-        "torch.optim.SGD(momentum=0.9)",
-        lambda p, lr: o.SGD(p, lr, momentum=0.9),
-        lr=0.05,
-        schedule=warmdown,
-    )
-    yield Theirs(
-        "nesterov",
-        {"momentum": 0.9},
-        "torch.optim.SGD(momentum=0.9, nesterov=True)",
-        lambda p, lr: o.SGD(p, lr, momentum=0.9, nesterov=True),
-        lr=0.05,
-    )
-    yield Theirs("adam", {}, "torch.optim.Adam", lambda p, lr: o.Adam(p, lr), lr=0.01)
-    yield Theirs(
-        "adam",
-        {"betas": (0.8, 0.95), "eps": 1e-4},
-        "torch.optim.Adam(betas=(0.8, 0.95), eps=1e-4)",
-        lambda p, lr: o.Adam(p, lr, betas=(0.8, 0.95), eps=1e-4),
-        lr=0.01,
-        schedule=warmdown,
-    )
-    yield Theirs("adamw", {}, "torch.optim.AdamW", lambda p, lr: o.AdamW(p, lr), lr=0.01)
-    yield Theirs(
-        "adamw",
-        {"weight_decay": 0.5},
-        "torch.optim.AdamW(weight_decay=0.5)",
-        lambda p, lr: o.AdamW(p, lr, weight_decay=0.5),
-        lr=0.01,
-        schedule=warmdown,
-    )
-    for wd in (0.0, 0.5):
-        yield Theirs(
-            "torch_nadam",
-            {"weight_decay": wd},
-            f"torch.optim.NAdam(weight_decay={wd}, decoupled_weight_decay=True)",
-            lambda p, lr, wd=wd: o.NAdam(p, lr, weight_decay=wd, decoupled_weight_decay=True),
-            lr=0.01,
-        )
-    for fn, scale in (("original", "original"), ("match_rms_adamw", "adamw")):
+    mu, wd, ab = {"momentum": 0.9}, {"weight_decay": 0.5}, {"betas": (0.8, 0.95), "eps": 1e-4}
+    yield call("sgd", {}, "torch.optim.SGD", {}, 0.3)
+    yield call("sgd", mu, "torch.optim.SGD", mu, 0.05, schedule=warmdown)
+    yield call("nesterov", mu, "torch.optim.SGD", mu | {"nesterov": True}, 0.05)
+    yield call("adam", {}, "torch.optim.Adam", {}, 0.01)
+    yield call("adam", ab, "torch.optim.Adam", ab, 0.01, schedule=warmdown)
+    yield call("adamw", {}, "torch.optim.AdamW", {}, 0.01)
+    yield call("adamw", wd, "torch.optim.AdamW", wd, 0.01, schedule=warmdown)
+    for decay in ({}, wd):
+        options = decay | {"decoupled_weight_decay": True}
+        yield call("torch_nadam", decay, "torch.optim.NAdam", options, 0.01)
+
+
+def _lion_and_signum() -> Iterator[Theirs]:
+    wd, ab = {"weight_decay": 0.5}, {"betas": (0.95, 0.98), "weight_decay": 0.5}
+    note = "decay by lr wd, not the other form, decoupled_weight_decay=True"
+    yield call("lion", {}, "lion_pytorch.Lion", {}, 0.005)
+    yield call("lion", wd, "lion_pytorch.Lion", wd, 0.005, schedule=warmdown, note=note)
+    yield call("lion", ab, "pytorch_optimizer.Lion", ab, 0.005)
+    yield call("signsgd", {}, "pytorch_optimizer.SignSGD", {"momentum": 0.0}, 0.005)
+    yield call("signsgd", {}, "optax.sign_sgd", {}, 0.005)
+    yield call("signum", {}, "pytorch_optimizer.SignSGD", {"momentum": 0.9}, 0.005)
+    yield call("signum", wd, "pytorch_optimizer.SignSGD", {"momentum": 0.9} | wd, 0.005)
+    yield call("signum", {"beta": 0.8}, "optax.signum", {"beta": 0.8}, 0.005)
+
+
+def _muon() -> Iterator[Theirs]:
+    def ours(scale: str, momentum: float, weight_decay: float) -> Kwargs:
+        plain = {"momentum": momentum, "weight_decay": weight_decay}
+        return lambda zoo, geo, ms: {"scale": getattr(geo, scale), **plain}
+
+    for scale, adjust in (("original", "original"), ("adamw", "match_rms_adamw")):
         for wd in (0.0, 0.1):
-            yield Theirs(
-                "muon",
-                lambda zoo, geometry, msign, scale=scale, wd=wd: {
-                    "scale": getattr(geometry, scale),
-                    "weight_decay": wd,
-                },
-                f'torch.optim.Muon(adjust_lr_fn="{fn}", weight_decay={wd})',
-                lambda p, lr, fn=fn, wd=wd: o.Muon(p, lr, weight_decay=wd, adjust_lr_fn=fn),
-                lr=0.02,
+            yield call(
+                *("muon", ours(scale, 0.95, wd), "torch.optim.Muon"),
+                *({"adjust_lr_fn": adjust, "weight_decay": wd}, 0.02),
                 schedule=warmdown if wd else None,
                 note="their .bfloat16() as a copy in float64",
             )
-
-
-def _lion() -> Iterator[Theirs]:
-    for wd in (0.0, 0.5):
-        yield Theirs(
-            "lion",
-            {"weight_decay": wd},
-            f"lion_pytorch.Lion(weight_decay={wd})",
-            lambda p, lr, wd=wd: lion_pytorch(p, lr, weight_decay=wd),
-            lr=0.005,
-            package=LION,
-            schedule=warmdown if wd else None,
-            note="decay by lr wd; its decoupled_weight_decay=True is another" if wd else "",
-        )
-    yield Theirs(
-        "lion",
-        {"betas": (0.95, 0.98), "weight_decay": 0.5},
-        "pytorch_optimizer.Lion(betas=(0.95, 0.98), weight_decay=0.5)",
-        kozistr("Lion", betas=(0.95, 0.98), weight_decay=0.5),
-        lr=0.005,
-        package=PO,
-    )
-
-
-def _sign() -> Iterator[Theirs]:
-    yield Theirs(
-        "signsgd",
-        {},
-        "pytorch_optimizer.SignSGD(momentum=0)",
-        kozistr("SignSGD", momentum=0.0),
-        lr=0.005,
-        package=PO,
-    )
-    yield Theirs(
-        "signsgd",
-        {},
-        "optax.sign_sgd",
-        optax(lambda optax, lr: optax.sign_sgd(lr)),
-        lr=0.005,
-        package="optax",
-    )
-    for wd in (0.0, 0.5):
-        yield Theirs(
-            "signum",
-            {"weight_decay": wd},
-            f"pytorch_optimizer.SignSGD(momentum=0.9, weight_decay={wd})",
-            kozistr("SignSGD", momentum=0.9, weight_decay=wd),
-            lr=0.005,
-            package=PO,
-        )
-    yield Theirs(
-        "signum",
-        {"beta": 0.8},
-        "optax.signum(beta=0.8)",
-        optax(lambda optax, lr: optax.signum(lr, beta=0.8)),
-        lr=0.005,
-        package="optax",
-    )
-
-
-def _spectral() -> Iterator[Theirs]:
-    yield Theirs(
-        "muon",
-        {"weight_decay": 0.1},
-        "muon.SingleDeviceMuon(weight_decay=0.1)",
-        lambda p, lr: keller(p, lr, weight_decay=0.1),
-        lr=0.02,
-        package=KELLER,
-        tol=1e-6,
-        note="they add 1e-7 to the Frobenius norm, ours is clamped at 1e-7",
-    )
-    for adjusted, scale in ((False, "original"), (True, "adamw")):
-        yield Theirs(
-            "muon",
-            lambda zoo, geometry, msign, scale=scale: {
-                "scale": getattr(geometry, scale),
-                "momentum": 0.9,
-                "weight_decay": 0.1,
-            },
-            f"pytorch_optimizer.Muon(momentum=0.9, weight_decay=0.1, use_adjusted_lr={adjusted})",
-            lambda p, lr, adjusted=adjusted: kozistr_muon(
-                p, lr, momentum=0.9, weight_decay=0.1, use_adjusted_lr=adjusted
-            ),
-            lr=0.02,
-            package=PO,
+        adjusted = scale == "adamw"
+        yield call(
+            *("muon", ours(scale, 0.9, 0.1), "pytorch_optimizer.Muon"),
+            {"momentum": 0.9, "weight_decay": 0.1, "use_adjusted_lr": adjusted},
+            0.02,
+            make=lambda params, lr, adjusted=adjusted: po_muon(params, lr, adjusted),
             note="their Newton-Schulz in float64",
         )
-    norms: tuple[tuple[str, str, dict, float], ...] = (
-        ("Spectral", "SPECTRAL", {"normalize": True}, 1e-12),
-        ("Spectral", "SPECTRAL", {"normalize": False}, 1e-12),
-        ("Sign", "SIGN", {"normalize": True}, 1e-12),
-        ("Sign", "SIGN", {"normalize": False}, 1e-12),
-        ("ColNorm", "COL", {"normalized": True}, 1e-6),
-        ("ColNorm", "COL", {"normalized": False}, 1e-6),
-        ("RowNorm", "ROW", {"normalized": True}, 1e-6),
-        ("RowNorm", "ROW", {"normalized": False}, 1e-6),
-    )
-    for row, constraint in (("scion", True), ("uscion", False)):
-        for norm, theirs, options, tol in norms:
-            yield Theirs(
-                row,
-                lambda zoo, geometry, msign, norm=norm, options=options: {
-                    "norm": _norm(geometry, msign, norm, all(options.values())),
-                    "radius": 2.0,
-                    "alpha": 0.2,
-                },
-                f"pytorch_optimizer.SCION({theirs}, {_call(options)}, constraint={constraint})",
-                _scion(theirs, options, constraint),
-                lr=0.005,
-                tol=tol,
-                package=PO,
-                schedule=warmdown if norm == "Sign" else None,
-                note=EPS if tol > 1e-12 else "",
-            )
+    note = "they add 1e-7 to the Frobenius norm, ours is clamped at 1e-7"
+    wd = {"weight_decay": 0.1}
+    yield call("muon", wd, "muon.SingleDeviceMuon", wd, 0.02, tol=1e-6, note=note)
 
 
-def _call(options: dict) -> str:
-    return ", ".join(f"{k}={v}" for k, v in options.items())
+def _scion() -> Iterator[Theirs]:
+    def ours(norm: str, hidden: bool) -> Kwargs:
+        def kwargs(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+            more = {"polar": ms.KELLER} if norm == "Spectral" else {}
+            scaled = getattr(geo, norm)(scale=geo.hidden if hidden else geo.one_hot, **more)
+            return {"norm": scaled, "radius": 2.0, "alpha": 0.2}
 
+        return kwargs
 
-def _norm(geometry: ModuleType, msign: ModuleType, name: str, hidden: bool) -> Any:
-    scale = geometry.hidden if hidden else geometry.one_hot
-    more = {"polar": msign.KELLER} if name == "Spectral" else {}
-    return getattr(geometry, name)(scale=scale, **more)
-
-
-def _scion(norm: str, options: dict, constraint: bool) -> Make:
-    def make(params: list[Parameter], lr: float) -> Any:
-        from pytorch_optimizer import SCION
-        from pytorch_optimizer.optimizer.scion import LMONorm
-
-        kind = {"norm_type": LMONorm[norm], "norm_kwargs": options}
-        return SCION(params, lr, momentum=0.2, scale=2.0, constraint=constraint, **kind)
-
-    return make
+    for norm, kind, flag in (
+        ("Spectral", "SPECTRAL", "normalize"),
+        ("Sign", "SIGN", "normalize"),
+        ("ColNorm", "COL", "normalized"),
+        ("RowNorm", "ROW", "normalized"),
+    ):
+        for hidden in (True, False):
+            for row, constraint in (("scion", True), ("uscion", False)):
+                loose = {"tol": 1e-6, "note": "they add 1e-8 to the norms"}
+                yield Theirs(
+                    row,
+                    ours(norm, hidden),
+                    f"pytorch_optimizer.SCION({kind}, {flag}={hidden}, constraint={constraint})",
+                    po_scion(kind, {flag: hidden}, constraint),
+                    lr=0.005,
+                    package="pytorch-optimizer",
+                    schedule=warmdown if norm == "Sign" else None,
+                    **(loose if flag == "normalized" else {}),
+                )
 
 
 def _metrics() -> Iterator[Theirs]:
-    yield Theirs(
-        "shampoo",
-        {"eps": 1e-6},
-        "pytorch_optimizer.Shampoo(matrix_eps=1e-6)",
-        kozistr("Shampoo", matrix_eps=1e-6),
-        lr=0.05,
+    yield call(
+        *("shampoo", {"eps": 1e-6}, "pytorch_optimizer.Shampoo", {"matrix_eps": 1e-6}, 0.05),
         tol=1e-10,
-        package=PO,
         note="SVD against eigh of nearly singular L and R",
     )
     for alpha in (0.0, 3.0):
-        yield Theirs(
-            "simplified_ademamix",
-            {"betas": (0.95, 0.99), "alpha": alpha},
-            f"optax.contrib.simplified_ademamix(b1=0.95, b2=0.99, alpha={alpha})",
-            optax(
-                lambda optax, lr, alpha=alpha: optax.contrib.simplified_ademamix(
-                    lr, b1=0.95, b2=0.99, alpha=alpha
-                )
-            ),
-            lr=0.001,
-            package="optax",
+        ours, options = {"betas": (0.95, 0.99)}, {"b1": 0.95, "b2": 0.99}
+        yield call(
+            *("simplified_ademamix", ours | {"alpha": alpha}),
+            *("optax.contrib.simplified_ademamix", options | {"alpha": alpha}, 0.001),
         )
 
 
-def _averaged() -> Iterator[Theirs]:
-    yield Theirs(
-        "schedule_free",
-        {},
-        "schedulefree.SGDScheduleFree",
-        schedulefree("SGDScheduleFree"),
-        lr=0.3,
-        package=SF,
+def _schedule_free() -> Iterator[Theirs]:
+    sgd, adamw = "schedulefree.SGDScheduleFree", "schedulefree.AdamWScheduleFree"
+    row, own = "schedule_free", {"schedule": warmup(10), "own_schedule": True}
+    ours = {"beta": 0.8, "r": 1.0, "weight_lr_power": 1.0}
+    theirs = {"momentum": 0.8, "r": 1.0, "weight_lr_power": 1.0, "warmup_steps": 10}
+    yield call(row, {}, sgd, {}, 0.3)
+    yield call(row, {}, sgd, {}, 0.3, schedule=warmdown, note="decreasing lr")
+    yield call(row, {}, sgd, {}, 0.3, schedule=from_zero, note="warmup from lr = 0")
+    yield call(row, ours, sgd, theirs, 0.3, **own)
+    yield call(row, {}, "optax.contrib.schedule_free_sgd", {"b1": 0.9}, 0.3)
+
+    def rmsprop(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"base": zoo.adam(betas=(0.0, 0.999))}
+
+    yield call(row, rmsprop, adamw, {"warmup_steps": 10}, 0.01, **own)
+    first, second = (
+        "schedulefree.ScheduleFreeWrapperReference",
+        "pytorch_optimizer.ScheduleFreeWrapper",
     )
     yield Theirs(
-        "schedule_free",
-        {"beta": 0.8, "r": 1.0, "weight_lr_power": 1.0},
-        "schedulefree.SGDScheduleFree(momentum=0.8, r=1, weight_lr_power=1, warmup_steps=10)",
-        schedulefree("SGDScheduleFree", momentum=0.8, r=1, weight_lr_power=1, warmup_steps=10),
-        lr=0.3,
-        package=SF,
-        schedule=warmup(10),
-        own_schedule=True,
-    )
-    yield Theirs(
-        "schedule_free",
-        {},
-        "schedulefree.SGDScheduleFree",
-        schedulefree("SGDScheduleFree"),
-        lr=0.3,
-        package=SF,
-        schedule=warmdown,
-        note="decreasing lr",
-    )
-    yield Theirs(
-        "schedule_free",
-        {},
-        "schedulefree.SGDScheduleFree",
-        schedulefree("SGDScheduleFree"),
-        lr=0.3,
-        package=SF,
-        schedule=lambda k: min(1, k / 10),
-        note="warmup from lr = 0",
-    )
-    yield Theirs(
-        "schedule_free",
-        lambda zoo, geometry, msign: {"base": zoo.adam(betas=(0.0, 0.999))},
-        "schedulefree.AdamWScheduleFree(warmup_steps=10)",
-        schedulefree("AdamWScheduleFree", warmup_steps=10),
-        lr=0.01,
-        package=SF,
-        schedule=warmup(10),
-        own_schedule=True,
-    )
-    yield Theirs(
-        "schedule_free",
-        lambda zoo, geometry, msign: {"base": zoo.sgd(momentum=0.5)},
-        "schedulefree.ScheduleFreeWrapperReference(SGD(momentum=0.5))",
-        schedulefree_wrapper,
+        row,
+        lambda zoo, geo, ms: {"base": zoo.sgd(momentum=0.5)},
+        f"{first}(SGD(momentum=0.5), momentum=0.9)",
+        around(first, torch.optim.SGD, {"momentum": 0.5}, beta=0.9),
         lr=0.2,
-        package=SF,
+        package="schedulefree",
     )
     yield Theirs(
-        "schedule_free",
-        lambda zoo, geometry, msign: {"base": zoo.adam(), "beta": 0.8},
-        "pytorch_optimizer.ScheduleFreeWrapper(Adam, momentum=0.8)",
-        kozistr_wrapper,
+        row,
+        lambda zoo, geo, ms: {"base": zoo.adam(), "beta": 0.8},
+        f"{second}(Adam, momentum=0.8)",
+        around(second, torch.optim.Adam, {}, beta=0.8),
         lr=0.01,
-        package=PO,
-    )
-    yield Theirs(
-        "schedule_free",
-        {},
-        "optax.contrib.schedule_free_sgd(b1=0.9)",
-        optax(lambda optax, lr: optax.contrib.schedule_free_sgd(lr, b1=0.9)),
-        lr=0.3,
-        package="optax",
+        package="pytorch-optimizer",
     )
 
 
 THEIRS: tuple[Theirs, ...] = (
     *_torch(),
-    *_lion(),
-    *_sign(),
-    *_spectral(),
+    *_lion_and_signum(),
+    *_muon(),
+    *_scion(),
     *_metrics(),
-    *_averaged(),
+    *_schedule_free(),
 )
 
 
-def _plain(
-    row: str, kwargs: Kwargs, label: str, step: r.Step, lr: float, **more: Any
-) -> tuple[str, Theirs]:
-    """Keyed by its formula, which is unique."""
-
-    def make(params: list[Parameter], lr: float) -> Plain:
-        return Plain(params, lr, step)
-
-    return f"{row}: {label}", Theirs(row, kwargs, label, make, lr, package="", **more)
+def plain(row: str, kwargs: Kwargs, label: str, step: r.Step, lr: float, **more: Any) -> Theirs:
+    return Theirs(row, kwargs, label, lambda p, lr: Plain(p, lr, step), lr, package="", **more)
 
 
-def _exact(zoo: ModuleType, geometry: ModuleType, msign: ModuleType) -> dict[str, Any]:
-    return {"norm": geometry.Spectral(polar=msign.EXACT), "radius": 2.0}
+def _elementwise() -> Iterator[Theirs]:
+    ours = {"betas": (0.8, 0.99), "weight_decay": 0.5}
+    yield plain("nadam", {}, "x - lr m_bar/(sqrt(v) + eps)", r.descend(r.nadam()), 0.01)
+    label, step = "(1 - lr wd) x - lr m_bar/(sqrt(v) + eps)", r.decayed(r.nadam(0.8, 0.99), 0.5)
+    yield plain("nadam", ours, label, step, 0.01, schedule=warmdown)
+
+    ours = {"betas": (0.99, 0.999), "alpha": 2.0}
+    label, step = "x - lr (m + a g)/(sqrt(v_hat) + eps)", r.simplified_ademamix(0.99, 0.999, 2.0)
+    yield plain("simplified_ademamix", ours, label, r.descend(step), 0.001)
+    ours = ours | {"beta1_warmup": 25}
+    label, step = f"{label}, b warmed up", r.simplified_ademamix(0.99, 0.999, 2.0, warmup=25)
+    yield plain("simplified_ademamix", ours, label, r.descend(step), 0.001, schedule=warmdown)
+
+    def sharp(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"map": geo.Sharp}
+
+    ours = {"beta": 0.8, "weight_decay": 0.5}
+    yield plain("signsgd", {}, "x - lr sign(g)", r.descend(r.signsgd()), 0.005)
+    yield plain("signsgd", sharp, "x - lr ||g||_1 sign(g)", r.descend(r.signsgd(sharp=True)), 0.005)
+    yield plain("signum", {}, "x - lr sign(m)", r.descend(r.signum()), 0.005)
+    label, step = "(1 - lr wd) x - lr sign(m)", r.decayed(r.signum(0.8), 0.5)
+    yield plain("signum", ours, label, step, 0.005, schedule=warmdown)
 
 
-def _ball(zoo: ModuleType, geometry: ModuleType, msign: ModuleType) -> dict[str, Any]:
-    return {"geometry": geometry.Ball(geometry.Sign(scale=geometry.unit))}
+def _matrix() -> Iterator[Theirs]:
+    def ssd(name: str) -> Kwargs:
+        return lambda zoo, geo, ms: {"map": getattr(geo, name), "polar": ms.EXACT}
+
+    yield plain("ssd", ssd("Sharp"), "x - lr ||g||_nuc U V^T", r.descend(r.ssd()), 0.1)
+    label, step = "x - lr U V^T", r.descend(r.ssd(sharp=False))
+    yield plain("ssd", ssd("Ball"), label, step, 0.02, schedule=warmdown)
+
+    def muon(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"polar": ms.EXACT, "weight_decay": 0.1}
+
+    label = "(1 - lr wd) x - lr sqrt(max(1, o/i)) msign(g + mu b)"
+    yield plain("muon", muon, label, r.decayed(r.muon(), 0.1), 0.02)
+    label, step = "x - lr L^(-1/4) g R^(-1/4)", r.descend(r.shampoo(1e-6))
+    yield plain("shampoo", {"eps": 1e-6}, label, step, 0.05, tol=1e-10)
+    yield plain("multinorm", {}, "x - lr Sinkhorn(g)", r.descend(r.multinorm()), 0.005)
 
 
-def _clip(zoo: ModuleType, geometry: ModuleType, msign: ModuleType) -> dict[str, Any]:
-    return {"geometry": geometry.Clip(geometry.Euclidean())}
+def _exact(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+    return {"norm": geo.Spectral(polar=ms.EXACT), "radius": 2.0}
 
 
-_dual = {"dual_averaging": (False, True), "double_averaging": (False, False)}
-_dual |= {"oda": (True, True), "moda": (True, False)}
+def _layers() -> Iterator[Theirs]:
+    def norm(name: str) -> Kwargs:
+        return lambda zoo, geo, ms: {"norm": getattr(geo, name)(), "radius": 2.0}
 
-RECURRENCES: dict[str, Theirs] = dict(
-    (
-        _plain("nadam", {}, "x - lr m_bar/(sqrt(v) + eps)", r.descend(r.nadam()), 0.01),
-        _plain(
-            "nadam",
-            {"betas": (0.8, 0.99), "weight_decay": 0.5},
-            "(1 - lr wd) x - lr m_bar/(sqrt(v) + eps)",
-            r.decayed(r.nadam(0.8, 0.99), 0.5),
-            0.01,
-            schedule=warmdown,
-        ),
-        _plain("signsgd", {}, "x - lr sign(g)", r.descend(r.signsgd()), 0.005),
-        _plain(
-            "signsgd",
-            lambda zoo, geometry, msign: {"map": geometry.Sharp},
-            "x - lr ||g||_1 sign(g)",
-            r.descend(r.signsgd(sharp=True)),
-            0.005,
-        ),
-        _plain(
-            "ssd",
-            lambda zoo, geometry, msign: {"map": geometry.Sharp, "polar": msign.EXACT},
-            "x - lr ||g||_nuc U V^T",
-            r.descend(r.ssd()),
-            0.1,
-        ),
-        _plain(
-            "ssd",
-            lambda zoo, geometry, msign: {"map": geometry.Ball, "polar": msign.EXACT},
-            "x - lr U V^T",
-            r.descend(r.ssd(sharp=False)),
-            0.02,
-            schedule=warmdown,
-        ),
-        _plain("signum", {}, "x - lr sign(m)", r.descend(r.signum()), 0.005),
-        _plain(
-            "signum",
-            {"beta": 0.8, "weight_decay": 0.5},
-            "(1 - lr wd) x - lr sign(m)",
-            r.decayed(r.signum(0.8), 0.5),
-            0.005,
-            schedule=warmdown,
-        ),
-        _plain(
-            "muon",
-            lambda zoo, geometry, msign: {"polar": msign.EXACT, "weight_decay": 0.1},
-            "(1 - lr wd) x - lr sqrt(max(1, o/i)) msign(g + mu b)",
-            r.decayed(r.muon(), 0.1),
-            0.02,
-        ),
-        _plain(
-            "scion",
-            _exact,
-            "(1 - lr) x - lr rho sqrt(o/i) msign(m)",
-            r.decayed(r.uscion(radius=2.0), 1.0),
-            0.01,
-            schedule=warmdown,
-        ),
-        _plain(
-            "uscion",
-            _exact,
-            "x - lr rho sqrt(o/i) msign(m)",
-            r.descend(r.uscion(radius=2.0)),
-            0.01,
-        ),
-        _plain(
-            "frank_wolfe",
-            {"radius": 5.0},
-            "(1 - lr) x - lr rho g/||g||",
-            r.decayed(r.normalized(5.0), 1.0),
-            0.02,
-        ),
-        _plain(
-            "frank_wolfe",
-            {"radius": 5.0, "alpha": 0.3},
-            "(1 - lr) x - lr rho m/||m||",
-            r.decayed(r.normalized(5.0, 0.3), 1.0),
-            0.02,
-            schedule=warmdown,
-        ),
-        _plain(
-            "shampoo",
-            {"eps": 1e-6},
-            "x - lr L^(-1/4) g R^(-1/4)",
-            r.descend(r.shampoo(1e-6)),
-            0.05,
-            tol=1e-10,
-        ),
-        _plain("multinorm", {}, "x - lr Sinkhorn(g)", r.descend(r.multinorm()), 0.005),
-        _plain(
-            "simplified_ademamix",
-            {"betas": (0.99, 0.999), "alpha": 2.0},
-            "x - lr (m + a g)/(sqrt(v_hat) + eps)",
-            r.descend(r.simplified_ademamix(0.99, 0.999, 2.0)),
-            0.001,
-        ),
-        _plain(
-            "simplified_ademamix",
-            {"betas": (0.99, 0.999), "alpha": 2.0, "beta1_warmup": 25},
-            "x - lr (m + a g)/(sqrt(v_hat) + eps), half-life warmup of b",
-            r.descend(r.simplified_ademamix(0.99, 0.999, 2.0, warmup=25)),
-            0.001,
-            schedule=warmdown,
-        ),
-        _plain(
-            "gpa",
-            lambda zoo, geometry, msign: {"base": zoo.sgd()},
-            "z - lr g, averaged",
-            r.gpa(r.sgd()),
-            1.0,
-        ),
-        _plain(
-            "gpa",
-            lambda zoo, geometry, msign: {"base": zoo.adam(), "lam": 0.1, "lam_bar": 0.2},
-            "z - lr m_hat/(sqrt(v_hat) + eps), averaged",
-            r.gpa(r.adam(), lam=0.1, lam_bar=0.2),
-            0.01,
-        ),
-        _plain(
-            "gpa",
-            lambda zoo, geometry, msign: {"base": zoo.adamw(weight_decay=0.5), "lam": 0.1},
-            "(1 - lr wd) z - lr m_hat/(sqrt(v_hat) + eps), averaged",
-            r.gpa(r.adam(), lam=0.1, wd=0.5),
-            0.01,
-            schedule=warmdown,
-        ),
-        *(
-            _plain(row, kwargs, f"z0 + sums of g, {map_}", r.averaging(mirror, *how), lr)
-            for row, how in _dual.items()
-            for map_, kwargs, mirror, lr in (
-                ("sharp", {}, r.sharp, 0.1),
-                ("clip", _clip, r.clip, 0.1),
-                ("sign ball", _ball, r.sign_ball, 0.002),
-            )
-        ),
-        _plain(
-            "accelerated",
-            {},
-            "z0 + sums of (k+1) g",
-            r.averaging(r.sharp, True, False, a=lambda k: k + 1),
-            0.02,
-        ),
-        _plain(
-            "soda_dagger",
-            _exact,
-            "z0 + sum (j+2) u_j/(k+2)",
-            r.soda_dagger(radius=2.0),
-            0.01,
-        ),
-        _plain(
-            "soda",
-            lambda zoo, geometry, msign: {"method": zoo.adam()},
-            "Algorithm 1 (Adam)",
-            r.soda(r.adam()),
-            0.01,
-            schedule=warmdown,
-        ),
-        _plain(
-            "soda",
-            lambda zoo, geometry, msign: {"method": zoo.muon(polar=msign.EXACT)},
-            "Algorithm 1 (Muon)",
-            r.soda(r.muon()),
-            0.02,
-        ),
-        _plain(
-            "soda",
-            lambda zoo, geometry, msign: {"method": zoo.lion()},
-            "Algorithm 1 (Lion)",
-            r.soda(r.lion()),
-            0.005,
-            schedule=warmdown,
-        ),
-        _plain(
-            "soda",
-            lambda zoo, geometry, msign: {
-                "method": zoo.Method(geometry.Clip(geometry.Euclidean()))
-            },
-            "Algorithm 1 (clipped gradient)",
-            r.soda(r.clipped()),
-            0.3,
-        ),
-    )
-)
+    label, step = "(1 - lr) x - lr rho sqrt(o/i) msign(m)", r.decayed(r.uscion(2.0), 1.0)
+    yield plain("scion", _exact, label, step, 0.01, schedule=warmdown)
+    label, step = "x - lr rho sqrt(o/i) msign(m)", r.descend(r.uscion(2.0))
+    yield plain("uscion", _exact, label, step, 0.01)
+    label, step = "x - lr rho (sqrt(o)/i) col/||col||", r.descend(r.uscion(2.0, ball=r.columns))
+    yield plain("uscion", norm("ColNorm"), label, step, 0.01)
+    label, step = "x - lr rho row/(sqrt(i) ||row||)", r.descend(r.uscion(2.0, ball=r.rows))
+    yield plain("uscion", norm("RowNorm"), label, step, 0.01)
+    label, step = "z0 + sum (j+2) u_j/(k+2)", r.soda_dagger(2.0)
+    yield plain("soda_dagger", _exact, label, step, 0.01)
+
+    ours = {"radius": 5.0}
+    label, step = "(1 - lr) x - lr rho g/||g||", r.decayed(r.normalized(5.0), 1.0)
+    yield plain("frank_wolfe", ours, label, step, 0.02)
+    label, step = "(1 - lr) x - lr rho m/||m||", r.decayed(r.normalized(5.0, 0.3), 1.0)
+    yield plain("frank_wolfe", ours | {"alpha": 0.3}, label, step, 0.02, schedule=warmdown)
+
+
+def _averaged() -> Iterator[Theirs]:
+    def ball(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"geometry": geo.Ball(geo.Sign(scale=geo.unit))}
+
+    def clip(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"geometry": geo.Clip(geo.Euclidean())}
+
+    for row, optimism, at_z in (
+        ("dual_averaging", False, True),
+        ("double_averaging", False, False),
+        ("oda", True, True),
+        ("moda", True, False),
+    ):
+        for name, ours, mirror, lr in (
+            ("sharp", {}, r.sharp, 0.1),
+            ("clip", clip, r.clip, 0.1),
+            ("sign ball", ball, r.sign_ball, 0.002),
+        ):
+            step = r.averaging(mirror, optimism, at_z)
+            yield plain(row, ours, f"z0 + sums of g, {name}", step, lr)
+    step = r.averaging(r.sharp, True, False, a=lambda k: k + 1)
+    yield plain("accelerated", {}, "z0 + sums of (k+1) g", step, 0.02)
+
+    def adam(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"base": zoo.adam(), "lam": 0.1, "lam_bar": 0.2}
+
+    yield plain("gpa", {}, "z - lr g, averaged", r.gpa(r.sgd()), 1.0)
+    label, step = "z - lr Adam, averaged", r.gpa(r.adam(), 0.1, 0.2)
+    yield plain("gpa", adam, label, step, 0.01, schedule=warmdown)
+
+
+def _wrapped() -> Iterator[Theirs]:
+    def adam(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"method": zoo.adam()}
+
+    def lion(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"method": zoo.lion()}
+
+    def muon(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"method": zoo.muon(polar=ms.EXACT)}
+
+    def clip(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"method": zoo.Method(geo.Clip(geo.Euclidean()))}
+
+    yield plain("soda", adam, "Algorithm 1 (Adam)", r.soda(r.adam()), 0.01, schedule=warmdown)
+    yield plain("soda", lion, "Algorithm 1 (Lion)", r.soda(r.lion()), 0.005, schedule=warmdown)
+    yield plain("soda", muon, "Algorithm 1 (Muon)", r.soda(r.muon()), 0.02)
+    yield plain("soda", clip, "Algorithm 1 (clipped gradient)", r.soda(r.clipped()), 0.3)
+
+
+RECURRENCES: dict[str, Theirs] = {
+    f"{entry.row}: {entry.label}": entry
+    for table in (_elementwise, _matrix, _layers, _averaged, _wrapped)
+    for entry in table()
+}

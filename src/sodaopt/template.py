@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -80,13 +81,18 @@ class SODA(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._step()
+        return loss
+
+    # k is read on the host: a traced step would freeze or break on it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _step(self) -> None:
         number = 0
         for group in self.param_groups:
             method = self.methods[group["method"]]
             for leaves in self._buckets(group, method, number):
                 self._update(leaves, method, group)
             number += len(group["params"])
-        return loss
 
     def _update(self, leaves: list[Leaf], method: Method, group: dict[str, Any]) -> None:
         """All leaves share step, memory, dtype and device."""
@@ -186,7 +192,8 @@ class SODA(Optimizer):
                     self.state[p] = self._fresh(p, self.methods[group["method"]])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, with a `method` of the group's own if it names one; in mid-run too."""
+        """As torch's, in mid-run too. A group may have its own `method`, and its own `lr` or an
+        `lr_factor` for the optimizer's."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         group, where = dict(param_group), f"group {len(self.param_groups)}"
@@ -197,10 +204,12 @@ class SODA(Optimizer):
             )
         group["method"] = self._register(wanted)
         method = self.methods[group["method"]]
-        _check_lr(group.get("lr", self.defaults["lr"]), where)
+        factor = group.pop("lr_factor", 1.0)
+        group.setdefault("lr", self.defaults["lr"] * factor if factor != 1 else self.defaults["lr"])
+        _check_lr(group["lr"], where)
         _check_keys(group, method, where)
         group["params"] = params = _as_list(group.get("params"), where)
-        lr = float(group.get("lr", self.defaults["lr"]))
+        lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))
         seen = {p for g in self.param_groups for p in g["params"]}
         for j, entry in enumerate(params):
@@ -413,10 +422,16 @@ def _check_keys(group: dict[str, Any], method: Method, where: str) -> None:
     for key in sorted(IGNORED & set(group)):
         if key == "weight_decay" and group[key] == 0 and method.centre != "origin":
             continue  # what the method does anyway; frameworks add it to every group
+        takers = [n for n in (method.name, *ROWS) if n in ROWS and key in _arguments(ROWS[n])]
+        example = f", e.g. zoo.{takers[0]}({key}={group[key]!r})" if takers else ""
         raise ValueError(
             f"{where} carries {key}={group[key]!r}, which would be ignored: it belongs to the "
-            f"method, e.g. zoo.{method.name.split('#')[0]}({key}=...); drop it from the group"
+            f"method{example}; drop it from the group"
         )
+
+
+def _arguments(f: Callable[..., Any]) -> Iterable[str]:
+    return inspect.signature(f).parameters
 
 
 def _check_parameter(name: str, p: Tensor, method: Method) -> None:

@@ -55,11 +55,7 @@ def soda(method: Method) -> Method:
 
     with u the method's own step. No weight decay to tune. Equals SODAWrapper around it.
     """
-    if method.centre != "last" or method.lam != 1:
-        raise ValueError(
-            f"soda() takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}: pass weight_decay=0 (for scion: uscion)"
-        )
+    _plain(method, "soda")
     geometry, gamma = method.geometry, times(schedules.grow, method.gamma)
     if isinstance(geometry, Clip):  # not homogeneous: its ball grows instead
         geometry = replace(geometry, radius=times(geometry.radius, schedules.grow))
@@ -80,6 +76,16 @@ def decayed(method: Method, weight_decay: float) -> Method:
     lam = times(weight_decay, schedules.lr)
     gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr
     return replace(method, centre="origin", lam=lam, gamma=gamma)
+
+
+def _plain(method: Method, who: str) -> Method:
+    """The method, if its step is y <- y + u: what soda, schedule_free and gpa can build on."""
+    if method.centre != "last" or method.lam != 1:
+        raise ValueError(
+            f"{who} takes a method without decay or averaging of its own, and {method.name} has "
+            f"centre {method.centre!r}: pass weight_decay=0 (for scion: uscion)"
+        )
+    return method
 
 
 def _beta(name: str, b: float) -> float:
@@ -339,7 +345,7 @@ def schedule_free(
     c = w_k/sum w, w = (k+1)^r (largest lr)^2: 1/(k+1) while lr does not rise. (Defazio et al. 2024)
     """
     lam = schedules.lr_weighted(r, weight_lr_power)
-    return replace(base or sgd(), lam=lam, lam_bar=1 - beta)
+    return replace(_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=1 - beta)
 
 
 @row
@@ -348,7 +354,7 @@ def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1)
 
     Generalized primal averaging around sgd, or around any row without decay. (Defazio et al. 2025)
     """
-    return replace(base or sgd(), lam=lam, lam_bar=lam_bar)
+    return replace(_plain(base or sgd(), "gpa"), lam=lam, lam_bar=lam_bar)
 
 
 def __getattr__(name: str) -> Any:

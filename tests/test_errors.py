@@ -1,0 +1,159 @@
+"""Bad input is refused at construction, by name, with the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Embedding, Linear, Parameter
+
+from sodaopt import SODA, Method, zoo
+from sodaopt.geometry import Ball, Clip, Euclidean, Kronecker, MultiNorm, Sign, Spectral, conv
+from sodaopt.schedules import debias, fade
+from tests.tables import network
+
+named = list(Linear(3, 2).named_parameters())
+adam = zoo.adam()
+
+
+def build(params: Any, lr: Any = 0.1, method: Any = adam, **kw: Any) -> Callable[[], Any]:
+    return lambda: SODA(params() if callable(params) else params, lr, method, **kw)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "negative lr": (build(network, -1.0), ValueError, "lr must not be negative, got -1.0"),
+    "nan lr": (build(network, float("nan")), ValueError, "lr must not be negative, got nan"),
+    "method for lr": (build(network, adam), TypeError, r"SODA\(params, lr, method\)"),
+    "lr as text": (build(network, "0.1"), TypeError, "lr must be a number"),
+    "negative group lr": (
+        build(lambda: [{"params": network(), "lr": -2}]),
+        ValueError,
+        "group 0: lr must not be negative",
+    ),
+    "no method": (build(network, method=None), ValueError, "group 0 has no method"),
+    "method misspelt": (build(network, method="adan"), ValueError, "did you mean 'adam'"),
+    "method a function": (build(network, method=zoo.adam), TypeError, r"such as zoo.adamw\(\)"),
+    "empty list": (build([]), ValueError, "empty parameter list"),
+    "no params key": (build([{"lr": 0.1}]), ValueError, "group 0 has no 'params'"),
+    "a set": (build(lambda: [{"params": set(network())}]), TypeError, "set"),
+    "no tensor": (build([[1.0]]), TypeError, "no tensor but a list"),
+    "named twice": (build([named[0], named[0]]), ValueError, r"weight \(2x3\) is in the optimizer"),
+    "two groups": (
+        build([{"params": [named[0]]}, {"params": [named[0]]}]),
+        ValueError,
+        "weight .* twice",
+    ),
+    "weight decay in a group": (
+        build(lambda: [{"params": network(), "weight_decay": 0.1}]),
+        ValueError,
+        r"group 0 carries weight_decay=0.1.*zoo.adamw\(weight_decay=0.1\)",
+    ),
+    "zero decay on a decaying row": (
+        build(lambda: [{"params": network(), "weight_decay": 0}], method=zoo.adamw()),
+        ValueError,
+        "carries weight_decay=0",
+    ),
+    "betas in a group": (
+        build(lambda: [{"params": network()}, {"params": network(), "betas": (0.9, 0.99)}]),
+        ValueError,
+        r"group 1 carries betas=\(0.9, 0.99\)",
+    ),
+    "spectral on a vector": (
+        build(named, method=zoo.muon()),
+        ValueError,
+        r"bias \(2, float32\) cannot have the geometry of muon: Spectral needs a matrix",
+    ),
+    "spectral on a kernel": (
+        build([Parameter(torch.ones(4, 3, 3, 3))], method=zoo.muon()),
+        ValueError,
+        "4x3x3x3.*view=conv",
+    ),
+    "conv view on a matrix": (
+        build(network, method=Method(Ball(Spectral(view=conv)))),
+        ValueError,
+        "needs a kernel",
+    ),
+    "shampoo on a vector": (build(named, method=zoo.shampoo()), ValueError, "bias .* Kronecker"),
+    "multinorm on a vector": (build(named, method=Method(MultiNorm())), ValueError, "MultiNorm"),
+    "complex": (
+        build([Parameter(torch.ones(3, dtype=torch.complex64))]),
+        ValueError,
+        "complex64.*view_as_real",
+    ),
+    "alpha over 1": (lambda: Method(Kronecker(), alpha=1.5), ValueError, r"alpha must be in \[0"),
+    "lam under 0": (lambda: Method(Kronecker(), lam=-0.1), ValueError, "lam must be in"),
+    "lam_bar nan": (
+        lambda: Method(Kronecker(), lam_bar=float("nan")),
+        ValueError,
+        "lam_bar must be in",
+    ),
+    "gamma under 0": (lambda: Method(Kronecker(), gamma=-1.0), ValueError, "gamma must not be"),
+    "coefficient function at k = 0": (
+        build(network, method=Method(Ball(Sign()), alpha=lambda k, lr: 2.0)),
+        ValueError,
+        "alpha must be in .* at k = 0",
+    ),
+    "lr wd over 1": (build(network, 200.0, zoo.adamw()), ValueError, r"lr \* weight_decay"),
+    "centre": (lambda: Method(Kronecker(), centre="orgin"), ValueError, "did you mean 'origin'"),
+    "geometry": (lambda: Method(Sign()), TypeError, r"geometry such as Ball\(Sign\(\)\)"),
+    "norm": (lambda: Ball(Kronecker()), TypeError, "needs a Norm"),
+    "radius": (lambda: Clip(Euclidean(), 0), ValueError, "radius must be positive"),
+    "beta": (lambda: zoo.signum(1.0), ValueError, "beta must be in"),
+    "betas": (lambda: zoo.adam((0.9, 1.5)), ValueError, "beta in"),
+    "lion": (lambda: zoo.lion((0.99, 0.9)), ValueError, r"betas\[0\] <= betas\[1\]"),
+    "debias": (lambda: debias(1.0), ValueError, "beta in"),
+    "fade": (lambda: fade(0.1, 5, 5), ValueError, "begin < end"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "error", "words"), WRONG.values(), ids=WRONG)
+def test_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_refused_group_leaves_no_trace() -> None:
+    opt = SODA(network(), 0.1, zoo.muon())
+    with pytest.raises(ValueError, match="cannot have the geometry"):
+        opt.add_param_group({"params": [Parameter(torch.ones(3))]})
+    assert len(opt.param_groups) == 1
+    assert len(opt.state) == 4
+
+
+def test_a_coefficient_that_leaves_its_range_later() -> None:
+    weights = network()
+    opt = SODA(weights, 0.1, Method(Ball(Sign()), alpha=lambda k, lr: 0.5 + 0.2 * k))
+    for w in weights:
+        w.grad = torch.ones_like(w)
+    for _ in range(3):
+        opt.step()
+    with pytest.raises(ValueError, match=r"alpha must be in \[0, 1\], got 1.1.* at k = 3"):
+        opt.step()
+
+
+def test_sparse_gradients() -> None:
+    table = Embedding(5, 3, sparse=True)
+    opt = SODA(table.named_parameters(), 0.1, zoo.adam())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="weight has a sparse gradient.*sparse=False"):
+        opt.step()
+
+
+def test_zero_decay_from_a_framework_is_let_through() -> None:
+    SODA([{"params": network(), "weight_decay": 0.0}], 0.1, zoo.adam())
+
+
+@pytest.mark.parametrize("scheduler", ["OneCycleLR", "CyclicLR"])
+def test_momentum_cycling_schedulers_say_what_to_write(scheduler: str) -> None:
+    opt = SODA(network(), 0.1, zoo.adam())
+    make = getattr(torch.optim.lr_scheduler, scheduler)
+    kw: dict[str, Any] = (
+        {"max_lr": 0.1, "total_steps": 10}
+        if scheduler == "OneCycleLR"
+        else {"base_lr": 0.01, "max_lr": 0.1}
+    )
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        make(opt, **kw)
+    make(opt, cycle_momentum=False, **kw)
