@@ -1,9 +1,15 @@
 """sodaopt: the optimizers of "Optimistic Dual Averaging Unifies Modern Optimizers" for PyTorch."""
 
-from . import geometry, schedules, zoo
+from . import geometry, schedules, views, zoo
+from .averages import GPA, SNOO, Lookahead, ScheduleFree
+from .groups import RECIPES, Plan, hidden, param_groups, plan
 from .method import Method
 from .template import SODA
+from .wrapper import SODAWrapper
 
 __version__ = "0.1.0"
 
-__all__ = ["SODA", "Method", "__version__", "geometry", "schedules", "zoo"]
+__all__ = [
+    "GPA", "RECIPES", "SNOO", "SODA", "Lookahead", "Method", "Plan", "SODAWrapper", "ScheduleFree",
+    "__version__", "geometry", "hidden", "param_groups", "plan", "schedules", "views", "zoo",
+]  # fmt: skip

@@ -158,7 +158,8 @@ class Norm:
     def norm(self, x: Tensor) -> Tensor:
         f = self.view(x.shape)
         size: Tensor = self.size(f.fold(x)) / self.width(x.shape)
-        return size.reshape([n for j, n in enumerate(x.shape) if j not in f.dims])
+        stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
+        return size.reshape(*stack, -1).amax(-1)  # the largest, where a view cuts one matrix up
 
     @torch.no_grad()
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:

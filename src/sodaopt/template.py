@@ -85,7 +85,7 @@ class SODA(Optimizer):
         return loss
 
     # k is read on the host: a traced step would freeze or break on it
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch._disable_dynamo
     def _step(self) -> None:
         number = 0
         for group in self.param_groups:
@@ -100,7 +100,7 @@ class SODA(Optimizer):
         k, lr = int(s[0]["step"]), float(group["lr"])
         past = method.advance({name: float(s[0][name]) for name in method.memory}, k, lr)
         c = method.coefs(k, lr, past)
-        dtype = _sum_dtype(ps[0].dtype)
+        dtype = sum_dtype(ps[0].dtype)
 
         y = [sharded.local(p).to(dtype) for p in ps]  # the parameter itself where dtypes agree
         g = [sharded.local_like(p.grad, p).to(dtype) for p in ps]
@@ -155,7 +155,7 @@ class SODA(Optimizer):
 
     def _fresh(self, p: Tensor, method: Method) -> State:
         """The state of a parameter before its first step."""
-        y, dtype = p.detach(), _sum_dtype(p.dtype)
+        y, dtype = p.detach(), sum_dtype(p.dtype)
         s: State = {"step": torch.tensor(0.0)}
         if method.keeps_m:
             s["m"] = torch.zeros_like(y, dtype=dtype)
@@ -368,7 +368,7 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         x.copy_(y)
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,0 +1,232 @@
+"""SODAWrapper: any torch optimizer, pulled toward its initial weights (the paper's Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import rounding, schedules, sharded
+from ._errors import unknown
+from .bases import DECAYS
+from .groups import hidden
+from .schedules import Coef
+from .template import SODA
+from .wrapping import Group, Pair, Wrapper, check_base
+
+
+class SODAWrapper(Wrapper):
+    """x <- (1 - lam) x + lam z0 + BaseUpdate(g), lam = 1/(k+2), z0 the initial weights.
+
+        opt = SODAWrapper(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0))
+
+    One line of change; no weight decay to tune, so the base's must be 0. The paper's Algorithm 1.
+
+    only: which parameters are pulled: groups, parameters, or a predicate of a parameter; None: all.
+    start: steps before the pull begins (a warmup). at_start: "keep" counting k from the beginning,
+    "restart" k there, or "reanchor": restart k and take the weights of that moment for z0.
+    decay: lam as a function of (k, lr); schedules.uniform is the paper's. seed: of the rounding
+    bits for 16-bit parameters, which are summed in fp32 and rounded once.
+    """
+
+    prefix = "soda"
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        only: Iterable[Any] | Callable[[Tensor], bool] | None = None,
+        start: int = 0,
+        at_start: str = "keep",
+        decay: Coef = schedules.uniform,
+        seed: int = 0,
+    ) -> None:
+        if at_start not in AT_START:
+            raise ValueError(unknown("at_start", at_start, AT_START))
+        if not start >= 0:
+            raise ValueError(f"start counts steps and must not be negative, got {start}")
+        self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
+        self.watching = False
+        self.seen: dict[int, dict[str, float]] = {}
+        check_base(base, "SODAWrapper")
+        chosen = None if only is None else _select(base, only)
+        for j, group in enumerate(base.param_groups):
+            group["soda_only"] = True if chosen is None else chosen[j]
+        base.defaults.setdefault("soda_only", True)
+        super().__init__(base)
+
+    @classmethod
+    def hidden(cls, base: Optimizer, model: torch.nn.Module, **options: Any) -> Self:
+        """Pull what the layer plan calls hidden, and nothing else: the paper's choice."""
+        return cls(base, only=hidden(model), **options)
+
+    def marks(self) -> Group:
+        memory = schedules.start(self.decay)
+        return {"soda_k": 0, "soda_only": True, **{f"soda_{n}": v for n, v in memory.items()}}
+
+    def chosen(self) -> list[str]:
+        return ["soda_only"]
+
+    def wraps(self, group: Group, j: int) -> bool:
+        only = group["soda_only"]
+        return only if isinstance(only, bool) else j in only
+
+    def check(self) -> None:
+        for j, group in enumerate(self.base.param_groups):
+            if group["soda_only"] is not False and group["soda_only"] != []:
+                _check_decay(self.base, group, j)
+
+    def lam(self, group: Group) -> float:
+        """The pull of the coming step."""
+        k, lr = group["soda_k"], group["lr"]
+        if k < self.start:
+            return 0.0
+        past = self._past(group)
+        return schedules.value(self.decay, k - self._zero(), lr, past)  # type: ignore[no-any-return]
+
+    def _zero(self) -> int:
+        return 0 if self.at_start == "keep" else self.start
+
+    def _past(self, group: Group) -> dict[str, Any]:
+        past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
+        return schedules.advance(self.decay, past, group["soda_k"] - self._zero(), group["lr"])
+
+    def before(self, group: Group, pairs: list[Pair]) -> Any:
+        lam, z0, fresh = self.lam(group), {}, {}
+        for _, p in pairs:
+            kept = self.own(p).get("z0")
+            if kept is None:  # at the first step x is z0: nothing to pull yet
+                fresh[p] = p.detach().clone()
+            elif self.at_start == "reanchor" and group["soda_k"] == self.start:
+                kept.copy_(p)
+            else:
+                z0[p] = kept
+        held = {"fresh": fresh, "lam": lam, "z0": z0}
+        if self.watching:
+            held["old"] = {p: p.detach().clone() for _, p in pairs}
+        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
+        held["low"] = [self._lift(p, z0.get(p), lam) for _, p in low]
+        high = [p for _, p in pairs if p.dtype.itemsize >= 4 and p in z0]
+        x, anchors = [sharded.local(p) for p in high], [sharded.local(z0[p]) for p in high]
+        if not x or (isinstance(lam, float) and lam == 0):
+            return held
+        if self.reads:
+            pull = list(torch._foreach_sub(anchors, x))
+            torch._foreach_mul_(pull, lam)
+            held["pull"] = (x, pull)
+        else:
+            torch._foreach_lerp_(x, anchors, lam)
+        return held
+
+    def _lift(self, p: Tensor, z0: Tensor | None, lam: float) -> tuple[Tensor, Tensor | None]:
+        """The pulled point in fp32; the base gets a zero to step from, or, if it reads the point,
+        the point itself."""
+        p_ = sharded.local(p)
+        x = p_.float()
+        if z0 is not None:
+            x.lerp_(sharded.local(z0).float(), lam)
+        if self.reads:
+            return x, p_.clone()
+        p_.zero_()
+        return x, None
+
+    def after(self, group: Group, pairs: list[Pair], held: Any) -> None:
+        if "pull" in held:
+            torch._foreach_add_(*held["pull"])
+        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
+        for (n, p), (x, old) in zip(low, held["low"], strict=True):
+            p_ = sharded.local(p)
+            x += p_.float() if old is None else p_.float() - old.float()
+            key = rounding.key(self.seed, n, group["soda_k"])
+            p_.copy_(rounding.stochastic(x, p.dtype, key, sharded.element_numbers(p)))
+        for p, z0 in held["fresh"].items():
+            self.keep(p, z0=z0)
+        group |= {f"soda_{name}": v for name, v in self._past(group).items()}
+        if self.watching:
+            self._look(group, held)
+
+    def undo(self, group: Group, pairs: list[Pair], held: Any) -> None:
+        low = [p for _, p in pairs if p.dtype.itemsize < 4]
+        for p, (x, old) in zip(low, held["low"], strict=True):
+            sharded.local(p).copy_(x if old is None else old)
+
+    # -- diagnostics --------------------------------------------------------------------------
+
+    def diagnostics(self) -> list[dict[str, float]]:
+        """For each group: k, the coming lam, the weight decay that would pull as hard (lam/lr),
+        ||x - z0||, and after `watch()` the pull's share of the last step."""
+        rows = []
+        for j, group in enumerate(self.base.param_groups):
+            anchors = {p: self.own(p)["z0"] for p in group["params"] if "z0" in self.own(p)}
+            lam, lr = float(self.lam(group)), float(group["lr"])
+            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": lam / lr if lr else 0.0}
+            row["distance"] = _length([p.detach() - z0 for p, z0 in anchors.items()])
+            rows.append(row | self.seen.get(j, {}))
+        return rows
+
+    def watch(self, on: bool = True) -> None:
+        """Measure the pull's share of each step from now on; it costs a copy of the weights."""
+        self.watching = on
+
+    def _look(self, group: Group, held: Any) -> None:
+        old, lam, z0 = held["old"], held["lam"], held["z0"]
+        pull = _length([(z0[p] - old[p]) * lam for p in old if p in z0])
+        step = _length([p.detach() - x for p, x in old.items()])
+        j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
+        self.seen[j] = {"pull": pull, "step": step, "share": pull / step if step else 0.0}
+
+
+AT_START = ("keep", "restart", "reanchor")
+
+
+def _length(ts: list[Tensor]) -> float:
+    return float(sum((t.float().norm() ** 2 for t in ts), torch.tensor(0.0)) ** 0.5)
+
+
+def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
+    """For each group: all of it, none of it, or the places of the chosen parameters."""
+    if callable(only):
+        chosen = {p for g in base.param_groups for p in g["params"] if only(p)}
+    else:
+        items = list(only)
+        groups = [g for g in items if isinstance(g, dict)]
+        chosen = {p for p in items if isinstance(p, Tensor)}
+        strangers = chosen - {p for g in base.param_groups for p in g["params"]}
+        known = [any(g is b for b in base.param_groups) for g in groups]
+        if strangers or not all(known) or len(groups) + len(chosen) < len(set(map(id, items))):
+            raise ValueError(
+                "only= takes parameters or groups of the base optimizer (its param_groups), or a "
+                "predicate of a parameter; something in it is none of these"
+            )
+        chosen |= {p for g in groups for p in g["params"]}
+    if not chosen:
+        raise ValueError("only= selects no parameter of the base optimizer")
+    places = [[j for j, p in enumerate(g["params"]) if p in chosen] for g in base.param_groups]
+    return [
+        (len(at) == len(g["params"])) if len(at) in (0, len(g["params"])) else at
+        for at, g in zip(places, base.param_groups, strict=True)
+    ]
+
+
+def _check_decay(base: Optimizer, group: Group, j: int) -> None:
+    """The base must not decay what is pulled: the pull takes weight decay's place."""
+    where, name = f"group {j} of {type(base).__name__}", type(base).__name__
+    for key, off in DECAYS.items():
+        value = group.get(key, off)
+        if isinstance(value, Tensor) or value != off:
+            raise ValueError(
+                f"{where} has {key}={value!r}, and the pull takes the place of weight decay: write "
+                f"{name}(..., {key}={off!r}); in a framework that sets it, or a checkpoint that "
+                f"brings it back, set {key}={off!r} there"
+            )
+    if isinstance(base, SODA):
+        method = base.methods[group["method"]]
+        if method.centre != "last" or method.lam != 1:
+            raise ValueError(
+                f"{where} runs {method.name}, which decays or averages by itself (centre "
+                f"{method.centre!r}): use the row without weight_decay, or SODA with "
+                f"zoo.soda(row) alone"
+            )

@@ -1,0 +1,293 @@
+"""Wrappers around any torch optimizer: the pull toward the initial weights, and iterate averages.
+
+A wrapper is a real `torch.optim.Optimizer` that shows its base's groups, state and defaults live:
+whatever drives the base (a scheduler, a framework) drives both. Its own numbers live in the groups
+and its own tensors in the base's state, under keys with the wrapper's prefix, so one flat state
+dict holds all of it and a checkpoint of the bare base loads too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from . import sharded
+from .bases import NON_READERS
+from .template import SODA
+
+Group: TypeAlias = dict[str, Any]
+Pair: TypeAlias = tuple[int, Tensor]
+
+
+class Wrapper(Optimizer):
+    """What all of them share. A subclass writes `before` and `after` the base's step."""
+
+    prefix: ClassVar[str]
+    base: Optimizer
+
+    def __init__(self, base: Optimizer) -> None:
+        check_base(base, type(self).__name__)
+        self.base = base
+        super().__setstate__({})  # the hook tables and the patched step, without taking parameters
+        for key, value in self.marks().items():
+            base.defaults.setdefault(key, value)  # for groups added later
+            for group in base.param_groups:
+                group.setdefault(key, value)
+        self.check()
+
+    def marks(self) -> Group:
+        """The group keys of this wrapper with their first values: plain numbers."""
+        mode = {self.key("train_mode"): True} if self.output else {}
+        return {self.key("k"): 0, **mode}
+
+    def check(self) -> None:
+        """Raise if the base as it is now must not be wrapped."""
+
+    def before(self, group: Group, pairs: list[Pair]) -> Any:
+        """Move the parameters to where the base is to step. What it returns, `after` gets."""
+
+    def after(self, group: Group, pairs: list[Pair], held: Any) -> None:
+        """Take the base's step in."""
+
+    def undo(self, group: Group, pairs: list[Pair], held: Any) -> None:
+        """Leave sound weights behind where the base's step did not come back."""
+
+    def key(self, name: str) -> str:
+        return f"{self.prefix}_{name}"
+
+    def own(self, p: Tensor) -> dict[str, Tensor]:
+        """This wrapper's tensors of p, without the prefix. Never creates an entry: many bases
+        initialise a parameter only while its state is empty."""
+        n = len(self.prefix) + 1
+        s = self.base.state.get(p, {})
+        return {k[n:]: v for k, v in s.items() if isinstance(k, str) and k.startswith(self.key(""))}
+
+    def keep(self, p: Tensor, **tensors: Tensor) -> None:
+        """Store tensors of p; only after the base has stepped on it."""
+        self.base.state[p].update({self.key(name): t for name, t in tensors.items()})
+
+    # -- the step -----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure where the parameters are, then move them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check()
+        if self.output and not all(g[self.key("train_mode")] for g in self.base.param_groups):
+            raise RuntimeError("step() in eval mode would move the output: call train() first")
+        number, work = 0, []
+        for group in self.base.param_groups:
+            pairs = [
+                (number + j, p)
+                for j, p in enumerate(group["params"])
+                if p.grad is not None and p.numel() and self.wraps(group, j)
+            ]
+            number += len(group["params"])
+            if pairs:
+                work.append((group, pairs, self.before(group, pairs)))
+        try:
+            self.base.step()  # bare: some bases take no closure
+        except BaseException:  # Ctrl-C too: whoever catches it may save the weights
+            for group, pairs, held in work:
+                self.undo(group, pairs, held)
+            raise
+        for group, pairs, held in work:
+            self.after(group, pairs, held)
+            group[self.key("k")] += 1
+        return loss
+
+    def wraps(self, group: Group, j: int) -> bool:
+        """Whether parameter j of the group is wrapped."""
+        return True
+
+    @property
+    def reads(self) -> bool:
+        """Whether the base's update may depend on the point it is at."""
+        return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
+
+    # -- which point the parameters hold ------------------------------------------------------
+
+    output: ClassVar[str | None] = None
+    """The tensor that holds the method's output, where that is not the parameter itself."""
+
+    def train(self) -> None:
+        """Parameters hold the point where gradients are taken."""
+        self._switch(True)
+
+    def eval(self) -> None:
+        """Parameters hold the method's output; a step needs train() again."""
+        self._switch(False)
+
+    @torch.no_grad()
+    def _switch(self, train: bool) -> None:
+        if self.output is None:
+            return
+        for group in self.base.param_groups:
+            if group[self.key("train_mode")] != train:
+                for p in group["params"]:
+                    kept = self.own(p)
+                    if self.output in kept:
+                        self.swap(p, kept, train)
+                group[self.key("train_mode")] = train
+
+    def swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
+        """Exchange the parameter with the stored output, bit by bit."""
+        p_, x = sharded.local(p), sharded.local(kept[self.output or ""])
+        y = p_.clone()
+        p_.copy_(x)
+        x.copy_(y)
+
+    # -- the base, live -----------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[Group]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[Group]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def defaults(self) -> Group:
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Group) -> None:
+        self.base.defaults = defaults
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Through the base."""
+        self.base.add_param_group(param_group)
+        self.check()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Through the base."""
+        self.base.zero_grad(set_to_none=set_to_none)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base!r})"
+
+    # -- saving and loading -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base's, this wrapper's keys in it."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict: dict[str, Any] = self.base.state_dict()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The base loads what is its own; this wrapper's tensors keep dtype and value exactly."""
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        ours, theirs = self._split(state_dict["state"])
+        live = self.base.param_groups
+        groups = [self.marks() | g for g in state_dict["param_groups"]]
+        for group, current in zip(groups, live, strict=False):
+            group |= {k: current[k] for k in self.chosen() if k in current}
+        self.base.load_state_dict({**state_dict, "state": theirs, "param_groups": groups})
+        numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
+        params = [p for g in self.base.param_groups for p in g["params"]]
+        for n, p in zip(numbers, params, strict=True):
+            for key, t in ours.get(n, {}).items():
+                self.base.state[p][key] = t.detach().to(p.device, copy=True)
+        self.check()
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def chosen(self) -> list[str]:
+        """Group keys that the constructor decides, not a checkpoint."""
+        return []
+
+    def _split(self, state: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """The state to load, this wrapper's tensors and the base's apart."""
+
+        def part(s: Any, ours: bool) -> Any:
+            if not isinstance(s, dict):
+                return {} if ours else s
+            mine = self.key("")
+            return {k: v for k, v in s.items() if str(k).startswith(mine) == ours}
+
+        return tuple({n: part(s, ours) for n, s in state.items()} for ours in (True, False))  # type: ignore[return-value]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        super().__setstate__({})
+
+    # -- as a class ---------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:
+        """This wrapper around a class of optimizers, as a class: for frameworks that build the
+        optimizer themselves, `SODAWrapper.of(torch.optim.AdamW)(params, lr=1e-3)`. A weight decay
+        that the base would have by default is off."""
+        made: type[Self] = _class_form(cls, base_class, options)
+        return made
+
+
+def _class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
+    arguments = inspect.signature(base_class).parameters
+
+    def __init__(self: Any, params: Any, **kwargs: Any) -> None:
+        if "weight_decay" in arguments:
+            kwargs.setdefault("weight_decay", 0.0)
+        cls.__init__(self, base_class(params, **kwargs), **options)
+
+    def __reduce__(self: Any) -> Any:  # the class itself cannot be found by name
+        return _rebuild, (cls, base_class, options), self.__getstate__()
+
+    name = f"{cls.__name__}_{base_class.__name__}"
+    body = {
+        "__init__": __init__,
+        "__reduce__": __reduce__,
+        "__signature__": inspect.signature(base_class),
+        "__doc__": f"{cls.__name__} around {base_class.__name__}.",
+        "__module__": cls.__module__,
+    }
+    return type(name, (cls,), body)
+
+
+def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
+    made = _class_form(cls, base_class, options)
+    return made.__new__(made)
+
+
+def check_base(base: Any, who: str) -> None:
+    name = type(base).__name__
+    if isinstance(base, type):
+        raise TypeError(f"{who} wraps an optimizer, not a class: {who}.of({base.__name__})(params)")
+    if isinstance(base, Wrapper):
+        raise TypeError(f"{who} around {name}: one wrapper at a time")
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"{who} wraps a torch.optim.Optimizer, got {name}")
+    step = inspect.signature(type(base).step).parameters
+    closure = list(step.values())[1] if len(step) > 1 else None
+    if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
+        raise TypeError(
+            f"{name} evaluates the loss several times a step, at points of its own: there is no "
+            "one update to add the pull to"
+        )
+    if not isinstance(base, SODA) and callable(getattr(base, "eval", None)):
+        raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")

@@ -1,0 +1,531 @@
+"""SODAWrapper is Algorithm 1 around every optimizer, and survives what people do to optimizers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from sodaopt import SODA, SODAWrapper, schedules, zoo
+from sodaopt.bases import NON_READERS
+from tests import bases
+from tests.tables import ROWS, anchored, backward, network
+
+Make = Callable[[list[Parameter]], Optimizer]
+
+
+def adamw(ps: Any, **kw: Any) -> AdamW:
+    return AdamW(ps, **{"lr": 0.01, "weight_decay": 0, **kw})
+
+
+def momentum(ps: Any) -> SGD:
+    return SGD(ps, lr=0.02, momentum=0.9)
+
+
+def adafactor(ps: Any) -> Optimizer:
+    return torch.optim.Adafactor(ps, lr=0.01, weight_decay=0)
+
+
+MAKERS: dict[str, Make] = {
+    "AdamW": adamw,
+    "AdamW fused": lambda ps: adamw(ps, fused=True),
+    "SGD": momentum,
+    "Adafactor (reads x)": adafactor,
+    "SODA(lion)": lambda ps: SODA(ps, 0.01, zoo.lion()),
+}
+makers = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def feed(opt: Optimizer, weights: list[Parameter], steps: range) -> None:
+    for k in steps:
+        rng = torch.Generator().manual_seed(k)
+        for w in weights:
+            w.grad = torch.randn(w.shape, generator=rng, dtype=torch.float64).to(w.dtype)
+        opt.step()
+
+
+def bits(weights: list[Parameter]) -> list[Tensor]:
+    return [w.detach().clone() for w in weights]
+
+
+def assert_bitwise(a: Any, b: Any) -> None:
+    for s, t in zip(a, b, strict=True):
+        assert torch.equal(s, t)
+
+
+# -- Algorithm 1 ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", bases.installed().values(), ids=bases.installed())
+def test_algorithm_1(cls: type[Optimizer]) -> None:
+    """x <- (1 - 1/(k+2)) x + z0/(k+2) + BaseUpdate, the base run apart at the same x; and the
+    tables of the package and of the docs say of the class what a probe of it finds."""
+    reads, verdict = bases.probe(cls), bases.verdict(cls)
+    assert (bases.name(cls) in NON_READERS) == (reads is False)
+    if f"{bases.versions()}" in bases.PAGE.read_text():  # written with these very versions
+        row = bases.line(cls, verdict).rpartition(" | ")[0]  # all but the last digits
+        assert row in bases.PAGE.read_text()
+    if verdict.startswith("not run"):
+        pytest.skip(verdict)
+    assert verdict.startswith("refused") or float(verdict.split()[-1]) <= 1e-12, verdict
+
+
+def test_the_table_of_bases() -> None:
+    assert set(bases.table()) <= NON_READERS
+    for n in ("torch.optim.asgd.ASGD", "torch.optim.Adafactor"):
+        assert n not in NON_READERS
+
+
+@pytest.mark.parametrize("name", [n for n, m in ROWS.items() if anchored(m)])
+def test_around_a_row_it_is_the_anchored_row(name: str) -> None:
+    a, b = network(), network()
+    wrapped = SODAWrapper(SODA(a, 0.01, ROWS[name]))
+    row = SODA(b, 0.01, zoo.soda(ROWS[name]))
+    feed(wrapped, a, range(30))
+    feed(row, b, range(30))
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u, v, rtol=1e-12, atol=1e-12)
+
+
+@makers
+def test_no_state_before_the_first_step_and_only_z0_after(make: Make) -> None:
+    weights, plain = network(), network()
+    opt, base = SODAWrapper(make(weights)), make(plain)
+    assert set(map(len, opt.state.values())) <= set(map(len, base.state.values()))
+    z0 = bits(weights)
+    feed(opt, weights, range(3))
+    feed(base, plain, range(3))
+    for w, v, z in zip(weights, plain, z0, strict=True):
+        assert set(opt.state[w]) - set(base.state[v]) == {"soda_z0"}
+        assert torch.equal(opt.state[w]["soda_z0"], z)
+
+
+# -- saving ---------------------------------------------------------------------------------------
+
+
+@makers
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_resume_is_bitwise(make: Make, dtype: torch.dtype) -> None:
+    there, back = network(dtype), network(dtype, seed=4)
+    opt = SODAWrapper(make(there))
+    feed(opt, there, range(7))
+    file = io.BytesIO()
+    torch.save({"w": there, "opt": opt.state_dict()}, file)
+    feed(opt, there, range(7, 12))
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    for w, v in zip(back, saved["w"], strict=True):
+        w.data.copy_(v)
+    fresh = SODAWrapper(make(back))
+    fresh.load_state_dict(saved["opt"])
+    assert fresh.param_groups[0]["soda_k"] == 7
+    feed(fresh, back, range(7, 12))
+    assert_bitwise(there, back)
+
+
+@makers
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies(make: Make, how: Callable[[Any], Any]) -> None:
+    weights = network()
+    opt = SODAWrapper(make(weights), decay=schedules.fade(schedules.uniform, 3, 20))
+    feed(opt, weights, range(4))
+    twin = how(opt)
+    twins = twin.param_groups[0]["params"]
+    feed(opt, weights, range(4, 8))
+    feed(twin, twins, range(4, 8))
+    assert_bitwise(weights, twins)
+    assert isinstance(twin, SODAWrapper)
+
+
+def test_a_plain_checkpoint_of_the_base_loads() -> None:
+    """And anchors at the weights it is given."""
+    plain, weights = network(), network(seed=1)
+    base = adamw(plain)
+    feed(base, plain, range(3))
+    opt = SODAWrapper(adamw(weights))
+    opt.load_state_dict(base.state_dict())
+    for w, v in zip(weights, plain, strict=True):
+        w.data.copy_(v)
+    z0 = bits(weights)
+    feed(opt, weights, range(3, 5))
+    assert_bitwise([opt.state[w]["soda_z0"] for w in weights], z0)
+    assert opt.param_groups[0]["soda_k"] == 2
+    assert opt.state[weights[0]]["step"] == 5
+
+
+def test_the_choice_is_the_constructors_not_the_checkpoints() -> None:
+    a, b = network(), network()
+    one = SODAWrapper(adamw(a), only=a[:1])
+    two = SODAWrapper(adamw(b), only=b[1:3])
+    two.load_state_dict(one.state_dict())
+    assert two.param_groups[0]["soda_only"] == [1, 2]
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def closed_form(z0: Tensor, xs: Tensor, us: list[Tensor], s: int) -> Tensor:
+    """The pull started at step s, k counted from 0."""
+    k = s + len(us)
+    total = sum(((j + 2) * u for j, u in enumerate(us, s)), torch.zeros_like(z0))
+    return z0 + (s + 1) / (k + 1) * (xs - z0) + total / (k + 1)
+
+
+@pytest.mark.parametrize("at_start", ["keep", "restart", "reanchor"])
+def test_start(at_start: str) -> None:
+    s, n = 5, 12
+    w = Parameter(torch.randn(3, 4, dtype=torch.float64))
+    z0 = w.detach().clone()
+    opt = SODAWrapper(SGD([w], lr=0.1), start=s, at_start=at_start)
+    x, us = z0.clone(), []
+    for k in range(n):
+        w.grad = torch.randn_like(w)
+        if k < s:
+            x = x - 0.1 * w.grad
+        else:
+            us.append(-0.1 * w.grad)
+        opt.step()
+    expected = {
+        "keep": closed_form(z0, x, us, s),
+        "restart": closed_form(z0, x, us, 0),
+        "reanchor": closed_form(x, x, us, 0),
+    }[at_start]
+    torch.testing.assert_close(w.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+SCHEDULES: dict[str, Any] = {
+    "accelerated": schedules.accelerated,
+    "constant": 0.01,
+    "log-time": schedules.log_time(3.0),
+    "fade": schedules.fade(schedules.uniform, 2, 8),
+    "faded constant": schedules.fade(0.1, 0, 10),
+    "with a memory": schedules.weights(float).next,
+    "a function": lambda k, lr: lr / (k + 1),
+}
+
+
+@pytest.mark.parametrize("decay", SCHEDULES.values(), ids=SCHEDULES)
+def test_any_schedule(decay: Any) -> None:
+    w = Parameter(torch.randn(3, 4, dtype=torch.float64))
+    opt = SODAWrapper(SGD([w], lr=0.3), decay=decay)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    x = z0 = w.detach().clone()
+    past = schedules.start(decay)
+    for k in range(12):
+        w.grad = torch.randn_like(w)
+        lr = 0.3 * 0.9**k
+        past = schedules.advance(decay, past, k, lr)
+        lam = schedules.value(decay, k, lr, past)
+        x = x + lam * (z0 - x) - lr * w.grad
+        opt.step()
+        scheduler.step()
+    torch.testing.assert_close(w.detach(), x, rtol=1e-12, atol=1e-12)
+
+
+ONLY: dict[str, Callable[[list[Parameter], Optimizer], Any]] = {
+    "parameters": lambda ws, base: ws[:2],
+    "groups": lambda ws, base: base.param_groups[:1],
+    "a predicate": lambda ws, base: lambda p: p is ws[0] or p is ws[1],
+    "a generator": lambda ws, base: (w for w in ws[:2]),
+}
+
+
+@pytest.mark.parametrize("only", ONLY.values(), ids=ONLY)
+def test_only(only: Any) -> None:
+    weights, all_, none = network(), network(), network()
+    base = adamw([{"params": weights[:2]}, {"params": weights[2:]}])
+    opt = SODAWrapper(base, only=only(weights, base))
+    feed(opt, weights, range(6))
+    feed(SODAWrapper(adamw(all_)), all_, range(6))
+    feed(adamw(none), none, range(6))
+    assert_bitwise(weights, all_[:2] + none[2:])
+    assert all("soda_z0" not in opt.state[w] for w in weights[2:])
+
+
+def test_unwrapped_groups_may_decay() -> None:
+    ws = network()
+    base = AdamW([{"params": ws[:2], "weight_decay": 0}, {"params": ws[2:], "weight_decay": 0.1}])
+    SODAWrapper(base, only=[base.param_groups[0]]).step()
+
+
+def test_hidden_layers_only() -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Embedding(9, 4),
+        torch.nn.Linear(4, 4),
+        torch.nn.Linear(4, 4),
+        torch.nn.Linear(4, 9),
+    )
+    opt = SODAWrapper.hidden(adamw(net.parameters()), net)
+    net(torch.tensor([1, 2])).sum().backward()
+    opt.step()
+    pulled = {n for n, p in net.named_parameters() if "soda_z0" in opt.state[p]}
+    assert pulled == {"1.weight", "2.weight"}
+
+
+def test_a_group_counts_the_steps_it_takes() -> None:
+    ws = network()
+    opt = SODAWrapper(adamw([{"params": ws[:2]}, {"params": ws[2:]}]))
+    feed(opt, ws, range(3))
+    for w in ws[2:]:
+        w.grad = None
+    opt.step()
+    assert [g["soda_k"] for g in opt.param_groups] == [4, 3]
+
+
+@makers
+def test_without_gradient_there_is_no_pull(make: Make) -> None:
+    weights = network()
+    opt = SODAWrapper(make(weights))
+    feed(opt, weights, range(4))
+    before = weights[0].detach().clone()
+    weights[0].grad = None
+    opt.step()
+    assert torch.equal(weights[0], before)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def scion_like(**kw: Any) -> Optimizer:
+    class Scion(Optimizer):
+        def step(self, closure: Any = None) -> None: ...
+
+    return Scion(network(), {"lr": 0.1, **kw})
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "AdamW's default decay": (lambda: AdamW(network()), r"weight_decay=0.01.*AdamW\(..., weight_"),
+    "Muon's default decay": (lambda: torch.optim.Muon(network()), "weight_decay=0.1"),
+    "decay in one group": (
+        lambda: AdamW([{"params": network()}, {"params": network(), "weight_decay": 1}],
+                      weight_decay=0),
+        "group 1 of AdamW has weight_decay=1",
+    ),
+    "constrained Scion": (lambda: scion_like(unconstrained=False), "unconstrained=False"),
+    "constrained SCION": (lambda: scion_like(constraint=True), "constraint=True"),
+    "a decayed row": (lambda: SODA(network(), 0.1, zoo.adamw()), "runs adamw.*centre 'origin'"),
+    "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
+    "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
+    "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "one wrapper at a time"),
+    "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
+    "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "words"), WRONG.values(), ids=WRONG)
+def test_refused(base: Callable[[], Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        SODAWrapper(base())
+
+
+OPTIONS = {
+    "at_start": ({"at_start": "restrat"}, "did you mean 'restart'"),
+    "start": ({"start": -1}, "must not be negative"),
+    "only nothing": ({"only": []}, "selects no parameter"),
+    "only strangers": ({"only": network()}, "something in it is none of these"),
+    "only a name": ({"only": ["weight"]}, "something in it is none of these"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS.values(), ids=OPTIONS)
+def test_wrong_options(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SODAWrapper(adamw(network()), **options)
+
+
+def test_decay_that_comes_later() -> None:
+    """From a framework that writes into groups, a checkpoint, or a new group."""
+    weights = network()
+    opt = SODAWrapper(adamw(weights))
+    opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=r"group 0 of AdamW has weight_decay=0.1"):
+        opt.step()
+    opt.param_groups[0]["weight_decay"] = 0
+    opt.step()
+    with pytest.raises(ValueError, match="set weight_decay=0 there"):
+        opt.load_state_dict(AdamW(network()).state_dict())
+    opt = SODAWrapper(adamw(network()))
+    with pytest.raises(ValueError, match="group 1"):
+        opt.add_param_group({"params": network(), "weight_decay": 0.1})
+
+
+def test_an_interrupted_step_leaves_weights() -> None:
+    class Broken(SGD):
+        def step(self, closure: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    weights = network(torch.bfloat16)
+    before = bits(weights)
+    opt = SODAWrapper(Broken(weights, lr=0.1))
+    with pytest.raises(KeyboardInterrupt):
+        feed(opt, weights, range(1))
+    assert_bitwise(weights, before)
+
+
+# -- 16 bits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    # moments that 16 bits can hold: AdamW's own average with beta2 = 0.999 stalls there
+    [lambda ps: adamw(ps, lr=1e-3, betas=(0.9, 0.95), eps=1e-4), lambda ps: SGD(ps, lr=1e-3)],
+    ids=["AdamW", "SGD"],
+)
+def test_16_bit_parameters_land_where_fp32_does(make: Make, dtype: torch.dtype) -> None:
+    """2,000 steps within 3 % of the fp32 displacement, where pull-first in 16 bits keeps little."""
+    n, steps = 4096, 2000
+    start = (1 + torch.rand(n, generator=torch.Generator().manual_seed(0))).to(dtype)
+    low, high = Parameter(start.clone()), Parameter(start.float())
+    one, two = SODAWrapper(make([low])), SODAWrapper(make([high]))
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        g = 1 + 0.5 * torch.randn(n, generator=rng)
+        low.grad, high.grad = g.to(dtype), g.to(dtype).float()
+        one.step()
+        two.step()
+    moved, wanted = (low.float() - start.float()).mean(), (high - start.float()).mean()
+    assert abs(moved - wanted) < 0.03 * abs(wanted)
+
+
+def test_plain_pull_first_in_bf16_is_lost() -> None:
+    """What the test above is worth: rounding to nearest keeps less than a third."""
+    n, steps = 4096, 2000
+    start = (1 + torch.rand(n, generator=torch.Generator().manual_seed(0))).bfloat16()
+    low, high = Parameter(start.clone()), Parameter(start.float())
+    one, two = adamw([low], lr=1e-3), SODAWrapper(adamw([high], lr=1e-3))
+    rng = torch.Generator().manual_seed(1)
+    for k in range(steps):
+        g = 1 + 0.5 * torch.randn(n, generator=rng)
+        low.grad, high.grad = g.bfloat16(), g.bfloat16().float()
+        low.data.lerp_(start, 1 / (k + 2))
+        one.step()
+        two.step()
+    moved, wanted = (low.float() - start.float()).mean(), (high - start.float()).mean()
+    assert moved / wanted < 0.5
+
+
+# -- as frameworks see it -------------------------------------------------------------------------
+
+
+def test_the_base_is_live() -> None:
+    weights = network()
+    base = adamw(weights)
+    opt = SODAWrapper(base)
+    assert opt.param_groups is base.param_groups
+    assert opt.state is base.state
+    assert opt.defaults is base.defaults
+    for target in (opt, base):
+        scheduler = torch.optim.lr_scheduler.StepLR(target, 1, 0.5)
+        feed(opt, weights, range(1))
+        scheduler.step()
+    opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups is base.param_groups
+    assert opt.param_groups[0]["lr"] == base.param_groups[0]["lr"] != 0.01
+    opt.zero_grad()
+    assert all(w.grad is None for w in weights)
+    assert "SODAWrapper" in repr(opt)
+    assert "AdamW" in repr(opt)
+    assert not hasattr(opt, "_step_supports_amp_scaling")
+
+
+def test_hooks_fire_once() -> None:
+    weights = network()
+    opt = SODAWrapper(adamw(weights))
+    seen: list[str] = []
+    opt.register_step_pre_hook(lambda *_: seen.append("pre"))
+    opt.register_step_post_hook(lambda *_: seen.append("post"))
+    opt.register_state_dict_pre_hook(lambda *_: seen.append("saving"))
+    opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    opt.register_load_state_dict_pre_hook(lambda *_: seen.append("loading"))
+    opt.register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    feed(opt, weights, range(2))
+    opt.load_state_dict(opt.state_dict())
+    assert seen == ["pre", "post"] * 2 + ["saving", "saved", "loading", "loaded"]
+
+
+def test_closure() -> None:
+    a, b = network(), network()
+    one, two = SODAWrapper(adamw(a)), SODAWrapper(adamw(b))
+    for _ in range(5):
+        backward(a)
+        one.step()
+        value = backward(b)
+        for w in b:
+            w.grad = None
+        assert two.step(lambda: backward(b)) == value
+    assert_bitwise(a, b)
+
+
+def test_class_form() -> None:
+    cls = SODAWrapper.of(AdamW, start=2)
+    assert issubclass(cls, Optimizer)
+    a, b = network(), network()
+    one, two = cls(a, lr=0.01), SODAWrapper(adamw(b), start=2)
+    assert one.param_groups[0]["weight_decay"] == 0
+    feed(one, a, range(5))
+    feed(two, b, range(5))
+    assert_bitwise(a, b)
+    twin = pickle.loads(pickle.dumps(one))
+    assert type(twin).__name__ == "SODAWrapper_AdamW"
+    twins = twin.param_groups[0]["params"]
+    feed(twin, twins, range(5, 7))
+    feed(one, a, range(5, 7))
+    assert_bitwise(a, twins)
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1"):
+        cls(network(), lr=0.01, weight_decay=0.1)
+
+
+def test_compiled_without_recompiling() -> None:
+    """k advances and lr changes; neither compiles again once both have been seen to change."""
+    a, b = network(torch.float32), network(torch.float32)
+    one = SODAWrapper(Adam(a, lr=0.01))
+    two = SODAWrapper(Adam(b, lr=torch.tensor(0.01), capturable=False))
+    compiled = torch.compile(two.step, backend="eager")
+    for k in range(12):
+        one.param_groups[0]["lr"] = 0.01 / (k + 1)
+        two.param_groups[0]["lr"].fill_(0.01 / (k + 1))
+        rng = torch.Generator().manual_seed(k)
+        for u, v in zip(a, b, strict=True):
+            u.grad = torch.randn(u.shape, generator=rng)
+            v.grad = u.grad.clone()
+        one.step()
+        if k == 4:
+            torch._dynamo.config.error_on_recompile = True
+        try:
+            compiled()
+        finally:
+            torch._dynamo.config.error_on_recompile = False
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u, v, rtol=1e-5, atol=1e-6)
+    assert two.param_groups[0]["soda_k"] == 12
+
+
+def test_diagnostics() -> None:
+    weights = network()
+    opt = SODAWrapper(SGD(weights, lr=0.1))
+    feed(opt, weights, range(4))
+    opt.watch()
+    z0 = [opt.state[w]["soda_z0"] for w in weights]
+    old = bits(weights)
+    feed(opt, weights, range(4, 5))
+    [row] = opt.diagnostics()
+    length = sum(
+        ((w - z).square().sum() for w, z in zip(weights, z0, strict=True)), torch.zeros(())
+    )
+    assert row["distance"] == pytest.approx(length.sqrt().item(), rel=1e-6)
+    assert row["k"] == 5
+    assert row["lam"] == 1 / 7
+    assert row["as_weight_decay"] == pytest.approx(10 / 7)
+    pull = sum(((z - x).square().sum() for x, z in zip(old, z0, strict=True)), torch.zeros(()))
+    assert row["pull"] == pytest.approx(pull.sqrt().item() / 6, rel=1e-6)
+    assert 0 < row["share"] == pytest.approx(row["pull"] / row["step"])
