@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import rounding, sharded
+from . import anchors, rounding, sharded
 from ._errors import times, unknown
 from .geometry import Moment, State
 from .method import Coefs, Method
@@ -46,6 +46,7 @@ class SODA(Optimizer):
     The parameters hold y. `eval()` puts x there and `train()` y again, exactly; both do nothing
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
     stochastically; `seed` picks the rounding bits. foreach=False goes parameter by parameter.
+    anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class SODA(Optimizer):
         foreach: bool | None = None,
         maximize: bool = False,
         seed: int = 0,
+        anchor: Any = "clone",
     ) -> None:
         self.methods: dict[str, Method] = {}
+        self.anchor = anchors.anchor(anchor)
         _check_lr(lr, "SODA")
         defaults = {
             "lr": lr,
@@ -85,7 +88,7 @@ class SODA(Optimizer):
         return loss
 
     # k is read on the host: a traced step would freeze or break on it
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def _step(self) -> None:
         number = 0
         for group in self.param_groups:
@@ -117,10 +120,15 @@ class SODA(Optimizer):
         gamma = c.lam * c.gamma if fold else c.gamma
         u = _mirror(method, m_bar, gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
         if method.fused:
-            z0 = [sharded.local(t["z0"]) for t in s] if method.centre == "init" else []
-            _pull(y, method.centre, z0, c.lam)
+            if method.centre == "origin":
+                torch._foreach_mul_(y, 1 - c.lam)
+            elif method.centre == "init":
+                self.anchor.pull_(ps, y, [t["z0"] for t in s], c.lam)
             torch._foreach_add_(y, u, alpha=1 if fold else c.lam)
         else:
+            if method.centre == "init":
+                z0 = [self.anchor.give(p, t["z0"]).to(dtype) for p, t in zip(ps, s, strict=True)]
+                torch._foreach_add_(u, z0)
             _average(y, u, s, method, c)
 
         if ps[0].dtype != dtype:
@@ -144,7 +152,7 @@ class SODA(Optimizer):
                     f"{_label(group, j)} has a sparse gradient, and every method here moves dense "
                     "parameters: build the embedding with sparse=False"
                 )
-            s = self._current(p, method)
+            s = self._current(p, method, first=True)
             past = tuple(float(s[name]) for name in method.memory)
             alone = j if group["foreach"] is False else None
             key = (int(s["step"]), past, p.dtype, p.device, alone)
@@ -153,14 +161,14 @@ class SODA(Optimizer):
 
     # -- state --------------------------------------------------------------------------------
 
-    def _fresh(self, p: Tensor, method: Method) -> State:
-        """The state of a parameter before its first step."""
+    def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
+        """The state of a parameter before its first step; first: which begins now."""
         y, dtype = p.detach(), sum_dtype(p.dtype)
         s: State = {"step": torch.tensor(0.0)}
+        if method.centre == "init":
+            s["z0"] = self.anchor.take(p, first)
         if method.keeps_m:
             s["m"] = torch.zeros_like(y, dtype=dtype)
-        if method.centre == "init":
-            s["z0"] = y.clone()
         if method.keeps_z:
             s["z"] = y.to(dtype, copy=True)
         if method.keeps_x:
@@ -170,14 +178,14 @@ class SODA(Optimizer):
         s |= method.geometry.state(y, dtype)
         return s | {n: torch.tensor(v, dtype=torch.float64) for n, v in method.memory.items()}
 
-    def _current(self, p: Tensor, method: Method) -> State:
+    def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of p. Up to its first step it is made again from the parameter as it is now:
         weights may be loaded, moved or swapped for sharded ones after the constructor."""
         if p not in self.state:
             self._adopt()
         s: State = self.state[p]
         if not s or s["step"] == 0:
-            s = self.state[p] = self._fresh(p, method)
+            s = self.state[p] = self._fresh(p, method, first)
         return s
 
     def _adopt(self) -> None:
@@ -260,7 +268,7 @@ class SODA(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"methods": self.methods}
+        return super().__getstate__() | {"methods": self.methods, "anchor": self.anchor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "methods" not in state:  # from load_state_dict; from pickle and deepcopy it is there
@@ -289,7 +297,10 @@ class SODA(Optimizer):
                 f"the state to load has no {', '.join(missing)} for a parameter of shape "
                 f"{times(p.shape)}: it was written by another method"
             )
-        return {name: _cast(v, ours.get(name), p) for name, v in loaded.items()}
+        return {
+            name: self.anchor.place(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
+            for name, v in loaded.items()
+        }
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -328,23 +339,12 @@ def _mirror(
     return [sharded.scatter(t, p) for t, p in zip(u, ps, strict=True)]
 
 
-def _pull(y: list[Tensor], centre: str, z0: list[Tensor], lam: float) -> None:
-    """y <- (1 - lam) y + lam centre. Around the last z with lam = 1 there is nothing to pull."""
-    if centre == "origin":
-        torch._foreach_mul_(y, 1 - lam)
-    elif centre == "init":
-        torch._foreach_lerp_(y, [t.to(y_.dtype) for t, y_ in zip(z0, y, strict=True)], lam)
-
-
 def _average(y: list[Tensor], u: list[Tensor], s: list[State], method: Method, c: Coefs) -> None:
-    """z = centre + u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with what is kept of them."""
+    """z from u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with what is kept of them."""
+    z = u  # around the origin or z0, which is in it already
     if method.centre == "last":
         z = [sharded.local(t["z"]) for t in s] if method.keeps_z else y
         torch._foreach_add_(z, u)
-    else:
-        z = u
-        if method.centre == "init":
-            torch._foreach_add_(z, [sharded.local(t["z0"]).to(z[0].dtype) for t in s])
     x = [sharded.local(t["x"]) for t in s] if method.keeps_x else y
     torch._foreach_lerp_(x, z, c.lam)
     if method.keeps_x and z is not y:

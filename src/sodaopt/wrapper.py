@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import rounding, schedules, sharded
+from . import anchors, rounding, schedules, sharded
 from ._errors import unknown
 from .bases import DECAYS
 from .groups import hidden
 from .schedules import Coef
 from .template import SODA
 from .wrapping import Group, Pair, Wrapper, check_base
+
+
+class _Held(NamedTuple):
+    """What one group holds between `before` and `after`."""
+
+    lam: Any
+    z0: dict[Tensor, Tensor]
+    fresh: dict[Tensor, Tensor]
+    old: dict[Tensor, Tensor]
+    low: list[tuple[int, Tensor, Tensor, Tensor | None]]
+    pull: list[tuple[list[Tensor], list[Tensor]]]
 
 
 class SODAWrapper(Wrapper):
@@ -28,8 +39,10 @@ class SODAWrapper(Wrapper):
     only: which parameters are pulled: groups, parameters, or a predicate of a parameter; None: all.
     start: steps before the pull begins (a warmup). at_start: "keep" counting k from the beginning,
     "restart" k there, or "reanchor": restart k and take the weights of that moment for z0.
-    decay: lam as a function of (k, lr); schedules.uniform is the paper's. seed: of the rounding
-    bits for 16-bit parameters, which are summed in fp32 and rounded once.
+    decay: lam as a function of (k, lr); schedules.uniform is the paper's.
+    anchor: where z0 lives, see `sodaopt.anchors`: "clone", "bf16", "cpu", "constant", "auto", or
+    the seeds of `sodaopt.init.seeded_`. seed: of the rounding bits for 16-bit parameters, which are
+    summed in fp32 and rounded once.
     """
 
     prefix = "soda"
@@ -42,6 +55,7 @@ class SODAWrapper(Wrapper):
         start: int = 0,
         at_start: str = "keep",
         decay: Coef = schedules.uniform,
+        anchor: Any = "clone",
         seed: int = 0,
     ) -> None:
         if at_start not in AT_START:
@@ -49,6 +63,9 @@ class SODAWrapper(Wrapper):
         if not start >= 0:
             raise ValueError(f"start counts steps and must not be negative, got {start}")
         self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
+        self.anchor = anchors.anchor(anchor)
+        if at_start == "reanchor" and isinstance(self.anchor, anchors.Elsewhere):
+            raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         self.watching = False
         self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
@@ -94,64 +111,63 @@ class SODAWrapper(Wrapper):
         past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
         return schedules.advance(self.decay, past, group["soda_k"] - self._zero(), group["lr"])
 
-    def before(self, group: Group, pairs: list[Pair]) -> Any:
+    def before(self, group: Group, pairs: list[Pair]) -> _Held:
         lam, z0, fresh = self.lam(group), {}, {}
         for _, p in pairs:
             kept = self.own(p).get("z0")
             if kept is None:  # at the first step x is z0: nothing to pull yet
-                fresh[p] = p.detach().clone()
+                fresh[p] = self.anchor.take(p, True)
             elif self.at_start == "reanchor" and group["soda_k"] == self.start:
-                kept.copy_(p)
+                self.keep(p, z0=self.anchor.take(p, True))
             else:
                 z0[p] = kept
-        held = {"fresh": fresh, "lam": lam, "z0": z0}
-        if self.watching:
-            held["old"] = {p: p.detach().clone() for _, p in pairs}
-        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
-        held["low"] = [self._lift(p, z0.get(p), lam) for _, p in low]
+        old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
+        low = [(n, p, *self._lift(p, z0.get(p), lam)) for n, p in pairs if p.dtype.itemsize < 4]
+        held = _Held(lam, z0, fresh, old, low, [])
         high = [p for _, p in pairs if p.dtype.itemsize >= 4 and p in z0]
-        x, anchors = [sharded.local(p) for p in high], [sharded.local(z0[p]) for p in high]
-        if not x or (isinstance(lam, float) and lam == 0):
-            return held
-        if self.reads:
-            pull = list(torch._foreach_sub(anchors, x))
-            torch._foreach_mul_(pull, lam)
-            held["pull"] = (x, pull)
-        else:
-            torch._foreach_lerp_(x, anchors, lam)
+        if high and not (isinstance(lam, float) and lam == 0):
+            x = [sharded.local(p) for p in high]
+            if self.reads:
+                pulled = [t.clone() for t in x]
+                self.anchor.pull_(high, pulled, [z0[p] for p in high], lam)
+                torch._foreach_sub_(pulled, x)
+                held.pull.append((x, pulled))
+            else:
+                self.anchor.pull_(high, x, [z0[p] for p in high], lam)
         return held
 
-    def _lift(self, p: Tensor, z0: Tensor | None, lam: float) -> tuple[Tensor, Tensor | None]:
+    def _lift(self, p: Tensor, z0: Tensor | None, lam: Any) -> tuple[Tensor, Tensor | None]:
         """The pulled point in fp32; the base gets a zero to step from, or, if it reads the point,
         the point itself."""
         p_ = sharded.local(p)
         x = p_.float()
         if z0 is not None:
-            x.lerp_(sharded.local(z0).float(), lam)
+            self.anchor.pull_([p], [x], [z0], lam)
         if self.reads:
             return x, p_.clone()
         p_.zero_()
         return x, None
 
-    def after(self, group: Group, pairs: list[Pair], held: Any) -> None:
-        if "pull" in held:
-            torch._foreach_add_(*held["pull"])
-        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
-        for (n, p), (x, old) in zip(low, held["low"], strict=True):
+    def after(self, group: Group, pairs: list[Pair], held: _Held) -> None:
+        for xs, pulls in held.pull:
+            torch._foreach_add_(xs, pulls)
+        for n, p, x, old in held.low:
             p_ = sharded.local(p)
             x += p_.float() if old is None else p_.float() - old.float()
             key = rounding.key(self.seed, n, group["soda_k"])
             p_.copy_(rounding.stochastic(x, p.dtype, key, sharded.element_numbers(p)))
-        for p, z0 in held["fresh"].items():
+        for p, z0 in held.fresh.items():
             self.keep(p, z0=z0)
         group |= {f"soda_{name}": v for name, v in self._past(group).items()}
         if self.watching:
             self._look(group, held)
 
-    def undo(self, group: Group, pairs: list[Pair], held: Any) -> None:
-        low = [p for _, p in pairs if p.dtype.itemsize < 4]
-        for p, (x, old) in zip(low, held["low"], strict=True):
+    def undo(self, group: Group, pairs: list[Pair], held: _Held) -> None:
+        for _, p, x, old in held.low:
             sharded.local(p).copy_(x if old is None else old)
+
+    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        return self.anchor.place(t, p) if name == "z0" else super().place(p, name, t)
 
     # -- diagnostics --------------------------------------------------------------------------
 
@@ -160,10 +176,11 @@ class SODAWrapper(Wrapper):
         ||x - z0||, and after `watch()` the pull's share of the last step."""
         rows = []
         for j, group in enumerate(self.base.param_groups):
-            anchors = {p: self.own(p)["z0"] for p in group["params"] if "z0" in self.own(p)}
+            kept = {p: self.own(p)["z0"] for p in group["params"] if "z0" in self.own(p)}
             lam, lr = float(self.lam(group)), float(group["lr"])
             row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": lam / lr if lr else 0.0}
-            row["distance"] = _length([p.detach() - z0 for p, z0 in anchors.items()])
+            apart = [sharded.local(p.detach()) - self.anchor.give(p, t) for p, t in kept.items()]
+            row["distance"] = _length(apart)
             rows.append(row | self.seen.get(j, {}))
         return rows
 
@@ -171,10 +188,11 @@ class SODAWrapper(Wrapper):
         """Measure the pull's share of each step from now on; it costs a copy of the weights."""
         self.watching = on
 
-    def _look(self, group: Group, held: Any) -> None:
-        old, lam, z0 = held["old"], held["lam"], held["z0"]
-        pull = _length([(z0[p] - old[p]) * lam for p in old if p in z0])
-        step = _length([p.detach() - x for p, x in old.items()])
+    def _look(self, group: Group, held: _Held) -> None:
+        old = {p: sharded.local(x) for p, x in held.old.items()}
+        z0 = {p: self.anchor.give(p, kept) for p, kept in held.z0.items()}
+        pull = _length([(z0[p] - x) * held.lam for p, x in old.items() if p in z0])
+        step = _length([sharded.local(p.detach()) - x for p, x in old.items()])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
         self.seen[j] = {"pull": pull, "step": step, "share": pull / step if step else 0.0}
 

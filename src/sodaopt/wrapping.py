@@ -8,6 +8,8 @@ dict holds all of it and a checkpoint of the bare base loads too.
 
 from __future__ import annotations
 
+import copyreg
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeAlias
@@ -209,10 +211,14 @@ class Wrapper(Optimizer):
         params = [p for g in self.base.param_groups for p in g["params"]]
         for n, p in zip(numbers, params, strict=True):
             for key, t in ours.get(n, {}).items():
-                self.base.state[p][key] = t.detach().to(p.device, copy=True)
+                self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         self.check()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        """A loaded tensor of p as this wrapper keeps it: its own dtype, and a copy."""
+        return t.detach().to(p.device, copy=True)
 
     def chosen(self) -> list[str]:
         """Group keys that the constructor decides, not a checkpoint."""
@@ -248,25 +254,35 @@ class Wrapper(Optimizer):
 
 
 def _class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
-    arguments = inspect.signature(base_class).parameters
+    base_init: Any = base_class.__init__
+    signature = inspect.signature(base_init)
+    arguments = dict(signature.parameters)
+    if "weight_decay" in arguments:  # also where a framework reads the defaults, and passes them
+        arguments["weight_decay"] = arguments["weight_decay"].replace(default=0.0)
+    signature = signature.replace(parameters=list(arguments.values()))
 
-    def __init__(self: Any, params: Any, **kwargs: Any) -> None:
+    @functools.wraps(base_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
         if "weight_decay" in arguments:
-            kwargs.setdefault("weight_decay", 0.0)
-        cls.__init__(self, base_class(params, **kwargs), **options)
+            given.arguments.setdefault("weight_decay", 0.0)
+        cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **options)
 
-    def __reduce__(self: Any) -> Any:  # the class itself cannot be found by name
-        return _rebuild, (cls, base_class, options), self.__getstate__()
+    def __reduce__(self: Any) -> Any:
+        if type(self) is made:  # which cannot be found by name; a subclass of it can
+            return _rebuild, (cls, base_class, options), self.__getstate__()
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
     name = f"{cls.__name__}_{base_class.__name__}"
     body = {
         "__init__": __init__,
         "__reduce__": __reduce__,
-        "__signature__": inspect.signature(base_class),
         "__doc__": f"{cls.__name__} around {base_class.__name__}.",
         "__module__": cls.__module__,
     }
-    return type(name, (cls,), body)
+    made = type(name, (cls,), body)
+    return made
 
 
 def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:

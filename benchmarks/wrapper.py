@@ -1,0 +1,92 @@
+"""What SODAWrapper adds to a step of torch's fused AdamW, side by side in one run.
+
+    python benchmarks/wrapper.py [--parameters 100e6] [--device cpu] [--rounds 12]
+
+The two steps alternate on the same parameters, so that a busy machine slows both; the table has
+medians. The floor by bytes is 12 a parameter (read x and z0, write x) over AdamW's 28: 43 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import Parameter
+from torch.optim import AdamW
+
+from sodaopt import SODAWrapper
+
+
+def shapes(total: int) -> list[tuple[int, int]]:
+    """Layers of a GPT of width 768 until `total` parameters are reached."""
+    out: list[tuple[int, int]] = []
+    layer = [(768, 768)] * 4 + [(3072, 768), (768, 3072)]
+    while sum(a * b for a, b in out) < total:
+        out.append(layer[len(out) % len(layer)])
+    return out
+
+
+def parameters(total: int, device: str) -> list[Parameter]:
+    ps = [Parameter(torch.randn(s, device=device) * 0.02) for s in shapes(total)]
+    for p in ps:
+        p.grad = torch.randn_like(p)
+    return ps
+
+
+def seconds(step: object, device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()  # type: ignore[operator]
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def state_bytes(opt: torch.optim.Optimizer) -> int:
+    return sum(t.nbytes for s in opt.state.values() for t in s.values() if torch.is_tensor(t))
+
+
+def measure(total: int, device: str, rounds: int) -> dict[str, float]:
+    ps = parameters(total, device)
+    base = AdamW(ps, lr=1e-4, weight_decay=0, fused=True)
+    wrapped = SODAWrapper(AdamW(ps, lr=1e-4, weight_decay=0, fused=True))
+    for opt in (base, wrapped) * 3:
+        opt.step()
+    times: dict[str, list[float]] = {"base": [], "wrapped": []}
+    for _ in range(rounds):
+        times["base"].append(seconds(base.step, device))
+        times["wrapped"].append(seconds(wrapped.step, device))
+    a, b = (statistics.median(times[k]) for k in ("base", "wrapped"))
+    size = sum(p.nbytes for p in ps)
+    return {
+        "parameters": sum(p.numel() for p in ps),
+        "base_ms": round(1e3 * a, 2),
+        "wrapped_ms": round(1e3 * b, 2),
+        "added_percent": round(100 * (b / a - 1), 1),
+        "added_state_over_parameters": (state_bytes(wrapped) - state_bytes(base)) / size,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parameters", type=float, default=100e6)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    row: dict[str, object] = dict(measure(int(args.parameters), args.device, args.rounds))
+    name = torch.cuda.get_device_name() if args.device != "cpu" else platform.machine()
+    row |= {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    print(json.dumps(row, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(row, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

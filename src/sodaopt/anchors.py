@@ -1,0 +1,260 @@
+"""Where z0, the initial weights, lives: the pull needs them for ever.
+
+    clone      a copy in the parameter's dtype                             exact
+    bf16       half of that; the weights are rounded to bf16 once, at the start  exact
+    cpu        a copy on the host, pinned, brought over at each step
+    constant   one number, for parameters that start at zero or one        exact
+    file       a memory-mapped safetensors file: finetuning, or a frozen reference model
+    seed       made again from (seed, parameter, element): see `sodaopt.init`
+    auto       constant where it can be, else clone
+
+An anchor is asked at a parameter's first step what to keep in the optimizer's state (`take`), and
+then for z0 at each step (`give`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import sharded
+from ._errors import times, unknown
+from .init import Seeds, Spec
+
+
+class Anchor:
+    """Where z0 lives. A subclass writes `take` and `give`."""
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        """What to keep of p as it is now. first: its first step begins (before that, weights may
+        still be loaded, so nothing is checked or changed)."""
+        raise NotImplementedError
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        """z0 of this rank's part of p, on its device; or one number for all of it."""
+        raise NotImplementedError
+
+    def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
+        """x <- (1-lam) x + lam z0 for this rank's part x of each p."""
+        z0 = [self.give(p, t) for p, t in zip(ps, kept, strict=True)]
+        z0 = [t.to(x.dtype) for t, x in zip(z0, xs, strict=True)]
+        whole = [j for j, (t, x) in enumerate(zip(z0, xs, strict=True)) if t.shape == x.shape]
+        if whole:
+            torch._foreach_lerp_([xs[j] for j in whole], [z0[j] for j in whole], lam)
+        for j in set(range(len(xs))) - set(whole):
+            xs[j].lerp_(z0[j], lam)
+
+    def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        """A kept tensor that was loaded, where it belongs; always a copy."""
+        return kept.detach().to(p.device, copy=True)
+
+
+NOTHING = torch.empty(0)
+"""What is kept of a z0 that lives elsewhere: a mark that the parameter has been seen."""
+
+
+class Elsewhere(Anchor):
+    """An anchor that keeps nothing of the weights."""
+
+
+@dataclass(frozen=True)
+class Clone(Anchor):
+    """A copy, in the parameter's dtype or another."""
+
+    dtype: torch.dtype | None = None
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        return p.detach().to(self.dtype or p.dtype, copy=True)
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        return sharded.local(kept)
+
+
+@dataclass(frozen=True)
+class Rounded(Clone):
+    """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact."""
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        z0 = p.detach().to(torch.bfloat16, copy=True)
+        if first:
+            with torch.no_grad():
+                p.copy_(z0)
+        return z0
+
+
+@dataclass(frozen=True)
+class Host(Anchor):
+    """A copy in pinned memory of the host. All of a step's transfers are queued at once, so they
+    overlap with one another and with what the device still has to do."""
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        if sharded.is_sharded(p):
+            raise ValueError('anchor="cpu" is for whole parameters, and this one is sharded')
+        return self.place(p, p)
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        return kept.to(p.device, non_blocking=True)
+
+    def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        z0 = kept.detach().to("cpu", copy=True)
+        return z0.pin_memory() if p.is_cuda else z0
+
+
+@dataclass(frozen=True)
+class Constant(Anchor):
+    """One number where all elements are equal; elsewhere what `other` does."""
+
+    other: Anchor = field(default_factory=Clone)
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        value = constant_of(p)
+        return self.other.take(p, first) if value is None else value
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        return kept if kept.dim() < p.dim() else self.other.give(p, kept)
+
+    def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        return super().place(kept, p) if kept.dim() < p.dim() else self.other.place(kept, p)
+
+
+def constant_of(p: Tensor) -> Tensor | None:
+    """The one value that all elements of p have, on every rank; None where they differ."""
+    if p.dim() == 0 or p.numel() == 0 or p.is_meta:
+        return None
+    part = sharded.local(p.detach())
+    if sharded.is_sharded(p):
+        part = sharded.gather(part, p)
+    first = part.reshape(-1)[0]
+    return first.clone() if bool((part == first).all()) else None
+
+
+class FromFile(Elsewhere):
+    """z0 in safetensors files that stay on disk, mapped into memory: the pretrained weights.
+
+    rename: the file's name of a parameter from the model's, where they differ.
+    """
+
+    def __init__(
+        self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = lambda n: n
+    ) -> None:
+        self.tensors = open_safetensors(path)
+        self.model, self.rename = model, rename
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        z0 = self._find(p)
+        if tuple(z0.shape) != tuple(p.shape):
+            raise ValueError(
+                f"the anchor file has {times(z0.shape)} where the parameter is {times(p.shape)}"
+            )
+        return NOTHING.clone()
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        z0 = self._find(p).to(p.device, p.dtype)
+        return sharded.scatter(z0, p) if sharded.is_sharded(p) else z0
+
+    def _find(self, p: Tensor) -> Tensor:
+        for name, q in self.model.named_parameters():
+            if q is p:
+                if self.rename(name) not in self.tensors:
+                    raise ValueError(
+                        unknown("tensor in the anchor file", self.rename(name), self.tensors)
+                    )
+                return self.tensors[self.rename(name)]
+        raise ValueError(f"a parameter of shape {times(p.shape)} is none of the anchor's model")
+
+
+def open_safetensors(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file (or of all in a folder), mapped, not read."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
+        return {n: t for f in files for n, t in open_safetensors(f).items()}
+    with path.open("rb") as f:
+        (length,) = struct.unpack("<Q", f.read(8))
+        header: dict[str, Any] = json.loads(f.read(length))
+    data = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+    out = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            raw = data[8 + length + begin : 8 + length + end]
+            out[name] = raw.view(SAFETENSORS[entry["dtype"]]).view(entry["shape"])
+    return out
+
+
+SAFETENSORS: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Regenerated(Elsewhere):
+    """z0 made again from its seed at each step, slice by slice. The first slice is compared once:
+    a parameter that is not what its seed says would be pulled somewhere else in silence."""
+
+    seeds: Seeds
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        spec = self._spec(p)
+        if first and not p.is_meta:
+            part = sharded.local(p.detach()).reshape(-1)
+            at, z0 = next(spec.slices(p), (slice(0, 0), part[:0]))
+            if spec.shape != tuple(p.shape) or not torch.equal(part[at], z0):
+                raise ValueError(
+                    f"{spec.name} ({times(p.shape)}) is not what its seed says: it was loaded, "
+                    "resized or changed after seeded_(); seed it again, or use another anchor"
+                )
+        return NOTHING.clone()
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        z0 = torch.empty_like(sharded.local(p))
+        for at, values in self._spec(p).slices(p):
+            z0.view(-1)[at] = values
+        return z0
+
+    def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
+        for p, x in zip(ps, xs, strict=True):
+            for at, z0 in self._spec(p).slices(p):
+                x.view(-1)[at].lerp_(z0.to(x.dtype), lam)
+
+    def _spec(self, p: Tensor) -> Spec:
+        spec = self.seeds.of(p)
+        if spec is None:
+            raise ValueError(
+                f"a parameter of shape {times(p.shape)} was not filled by sodaopt.init.seeded_"
+            )
+        return spec
+
+
+ANCHORS: dict[str, Callable[[], Anchor]] = {
+    "clone": Clone,
+    "bf16": Rounded,
+    "cpu": Host,
+    "constant": Constant,
+    "auto": Constant,
+}
+
+
+def anchor(spec: Any) -> Anchor:
+    """An anchor from its name, from `Seeds`, or an object of one's own."""
+    if isinstance(spec, Seeds):
+        return Regenerated(spec)
+    if isinstance(spec, str):
+        if spec == "seed":
+            raise ValueError(
+                'anchor="seed" needs to know the seeds: seeds = sodaopt.init.seeded_(model, 0) '
+                "before training, then anchor=seeds"
+            )
+        if spec not in ANCHORS:
+            raise ValueError(unknown("anchor", spec, [*ANCHORS, "seed"]))
+        return ANCHORS[spec]()
+    if not isinstance(spec, Anchor):
+        raise TypeError(f"an anchor is a name, Seeds, or an Anchor object, got {spec!r}")
+    return spec

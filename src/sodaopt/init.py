@@ -1,0 +1,221 @@
+"""Initial weights as a function of (seed, parameter, element), so that they need not be stored.
+
+    seeds = sodaopt.init.seeded_(model, seed=0)
+    opt = SODAWrapper(AdamW(model.parameters(), weight_decay=0), anchor=seeds)
+
+`seeded_` fills a model with the distributions of torch's default initialisers; z0 is then made
+again slice by slice at each step. Uniform and sign weights are the same bits on every device and
+cheap; normal ones are the same on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from . import philox, sharded
+from ._errors import times
+
+SLICE = 1 << 20  # elements made at a time: bounds the temporaries of the plain torch path
+
+
+@dataclass(frozen=True)
+class Init:
+    """A distribution of initial weights: `kind` with two numbers.
+
+    constant a | uniform on [a, b) | normal mean a, std b | truncated: that normal within 2 std,
+    as nn.init.trunc_normal_ with the defaults scaled | sign: +-a
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            from ._errors import unknown
+
+            raise ValueError(unknown("kind of initialisation", self.kind, KINDS))
+
+    @property
+    def words(self) -> int:
+        """How many words an element takes."""
+        return 2 if self.kind == "normal" else 1
+
+    def make(self, w: Tensor) -> Tensor:
+        """fp32 values from words, two words an element for normals, one for the others."""
+        return KINDS[self.kind](self, w)
+
+
+def _normal(i: Init, w: Tensor) -> Tensor:
+    u, v = philox.uniform(w[0::2]), philox.uniform(w[1::2])
+    r = torch.sqrt(-2 * torch.log1p(-u))
+    return i.a + i.b * r * torch.cos(2 * math.pi * v)
+
+
+def _truncated(i: Init, w: Tensor) -> Tensor:
+    edge = math.erf(2 / math.sqrt(2))
+    u = (2 * philox.uniform(w) - 1) * edge
+    return i.a + i.b * (torch.erfinv(u) * math.sqrt(2)).clamp(-2, 2)
+
+
+KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
+    "constant": lambda i, w: torch.full(w.shape, i.a, device=w.device),
+    "uniform": lambda i, w: i.a + (i.b - i.a) * philox.uniform(w),
+    "normal": _normal,
+    "truncated": _truncated,
+    "sign": lambda i, w: i.a * ((w & 1) * 2 - 1).float(),
+}
+
+
+def constant(value: float) -> Init:
+    return Init("constant", value)
+
+
+def uniform(low: float, high: float) -> Init:
+    return Init("uniform", low, high)
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> Init:
+    return Init("normal", mean, std)
+
+
+def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
+    return Init("truncated", mean, std)
+
+
+def sign(scale: float) -> Init:
+    return Init("sign", scale)
+
+
+# -- torch's own rules ----------------------------------------------------------------------------
+
+Rules: TypeAlias = Mapping[str, Init]
+CONVS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
+
+
+def default(module: nn.Module) -> Rules | None:
+    """The distributions that torch's reset_parameters would draw from, by parameter name."""
+    if isinstance(module, nn.Linear | CONVS):
+        fan = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]
+        bound = 1 / math.sqrt(fan) if fan else 0.0
+        return {"weight": uniform(-bound, bound), "bias": uniform(-bound, bound)}
+    if isinstance(module, nn.Embedding) and module.padding_idx is None:
+        return {"weight": normal()}
+    if isinstance(module, NORMS):
+        return {"weight": constant(1.0), "bias": constant(0.0)}
+    if isinstance(module, nn.RNNBase):
+        bound = 1 / math.sqrt(module.hidden_size)
+        return {name: uniform(-bound, bound) for name, _ in module.named_parameters()}
+    return None
+
+
+# -- a seeded model -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How one parameter is made: its name gives the stream, the seed the key."""
+
+    name: str
+    init: Init
+    seed: int
+    shape: tuple[int, ...]
+
+    @property
+    def stream(self) -> int:
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
+
+    def values(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """Elements start..stop-1 of the flattened parameter, fp32."""
+        if self.init.kind == "constant":
+            return torch.full((stop - start,), self.init.a, device=device)
+        w = self.init.words
+        return self.init.make(philox.words(w * start, w * stop, self._key, self.stream, device))
+
+    def values_at(self, index: Tensor) -> Tensor:
+        """The elements with these numbers, fp32."""
+        w = self.init.words
+        index = (index.unsqueeze(-1) * w + torch.arange(w, device=index.device)).flatten()
+        return self.init.make(philox.words_at(index, self._key, self.stream))
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
+
+    def slices(self, p: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """z0 of this rank's part of p, piece by piece: where in its flat local tensor, and what."""
+        part, index = sharded.local(p), sharded.element_numbers(p)
+        index = None if index is None else index.flatten()
+        for i in range(0, part.numel(), SLICE):
+            at = slice(i, min(i + SLICE, part.numel()))
+            z0 = (
+                self.values(at.start, at.stop, part.device)
+                if index is None
+                else self.values_at(index[at])
+            )
+            yield at, z0.to(p.dtype)
+
+
+class Seeds:
+    """The specs of a model's parameters. An anchor: it makes z0 again instead of keeping it."""
+
+    def __init__(self, model: nn.Module, specs: dict[str, Spec]) -> None:
+        self.specs, self.model = specs, model
+        self._by_id: dict[int, Spec] = {}
+
+    def of(self, p: Tensor) -> Spec | None:
+        """The spec of a parameter, found again after a framework put others in their place."""
+        if id(p) not in self._by_id:
+            named = self.model.named_parameters()
+            self._by_id = {id(q): self.specs[n] for n, q in named if n in self.specs}
+        return self._by_id.get(id(p))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"specs": self.specs, "model": self.model, "_by_id": {}}  # ids are not for keeping
+
+
+def seeded_(
+    model: nn.Module, seed: int = 0, rules: Callable[[str, nn.Module], Rules | None] | None = None
+) -> Seeds:
+    """Fill every parameter of the model from the seed; returns what makes them again.
+
+    rules(name of the module, module) gives the distributions of its own parameters by name, or None
+    for torch's default of that type. A module that torch gives no default for needs a rule.
+    """
+    specs: dict[str, Spec] = {}
+    names = {id(p): n for n, p in model.named_parameters()}
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        given = (rules(path, module) if rules else None) or default(module) or {}
+        for short, p in own.items():
+            name = names[id(p)]
+            if short not in given:
+                raise ValueError(
+                    f"no initialisation is known for {name} ({times(p.shape)}) of a "
+                    f"{type(module).__name__}: give one, rules=lambda path, module: "
+                    f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
+                )
+            if name not in specs:  # a tied parameter has the rule of its first owner
+                specs[name] = Spec(name, given[short], seed, tuple(p.shape))
+                fill_(p, specs[name])
+    return Seeds(model, specs)
+
+
+@torch.no_grad()
+def fill_(p: Tensor, spec: Spec) -> None:
+    """Write the initial weights into p; each rank its own part."""
+    flat = sharded.local(p).view(-1)
+    for at, z0 in spec.slices(p):
+        flat[at] = z0

@@ -1,0 +1,56 @@
+"""Philox 4x32-10 (Salmon et al. 2011) in plain tensor operations: random numbers without a state.
+
+Word i of a stream is a pure function of (key, i), so any part of a tensor can be made again, alone,
+on any device. Words and uniforms are the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MASK = 0xFFFFFFFF
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The high and the low word of a 32 x 32 bit product, in int64 without overflow."""
+    low, high = b * (a & 0xFFFF), b * (a >> 16)
+    return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _MASK
+
+
+def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Ten rounds: four words from four words of counter and two of key, all int64 in [0, 2^32)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        h0, l0 = _multiply(_M0, c0)
+        h1, l1 = _multiply(_M1, c2)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def words(start: int, stop: int, key: tuple[int, int], stream: int, device: torch.device) -> Tensor:
+    """Words start..stop-1 of a stream (a 64-bit number), as int64 in [0, 2^32)."""
+    first, last = start // 4, (stop + 3) // 4
+    n = torch.arange(first, last, device=device, dtype=torch.int64)
+    out = torch.stack(_blocks(n, key, stream), dim=1).flatten()
+    return out[start - 4 * first : stop - 4 * first]
+
+
+def words_at(index: Tensor, key: tuple[int, int], stream: int) -> Tensor:
+    """The words with these numbers, in any order: four times the work of a range."""
+    four = torch.stack(_blocks(index >> 2, key, stream), dim=-1)
+    return four.gather(-1, (index & 3).unsqueeze(-1)).squeeze(-1)
+
+
+def _blocks(n: Tensor, key: tuple[int, int], stream: int) -> tuple[Tensor, ...]:
+    s0, s1 = (torch.full_like(n, w) for w in (stream & _MASK, stream >> 32 & _MASK))
+    return block((n & _MASK, n >> 32, s0, s1), key)
+
+
+def uniform(words: Tensor) -> Tensor:
+    """fp32 in [0, 1), 24 bits each: exact, hence equal on every device."""
+    return (words >> 8).float() * 2.0**-24
