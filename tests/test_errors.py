@@ -10,8 +10,18 @@ import torch
 from torch.nn import Embedding, Linear, Parameter
 
 from sodaopt import SODA, Method, zoo
-from sodaopt.geometry import Ball, Clip, Euclidean, Kronecker, MultiNorm, Sign, Spectral, conv
-from sodaopt.schedules import debias, fade
+from sodaopt.geometry import (
+    Ball,
+    Clip,
+    Diagonal,
+    Euclidean,
+    Kronecker,
+    MultiNorm,
+    Sign,
+    Spectral,
+    conv,
+)
+from sodaopt.schedules import debias, fade, lr_weighted
 from tests.tables import network
 
 named = list(Linear(3, 2).named_parameters())
@@ -100,6 +110,10 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "geometry": (lambda: Method(Sign()), TypeError, r"geometry such as Ball\(Sign\(\)\)"),
     "norm": (lambda: Ball(Kronecker()), TypeError, "needs a Norm"),
     "radius": (lambda: Clip(Euclidean(), 0), ValueError, "radius must be positive"),
+    "radius with a memory": (
+        lambda: Ball(Sign(), lr_weighted()), ValueError, "radius is a function of .* alone"),
+    "rate with a memory": (
+        lambda: Diagonal(lr_weighted()), ValueError, "rate is a function of .* alone"),
     "beta": (lambda: zoo.signum(1.0), ValueError, "beta must be in"),
     "betas": (lambda: zoo.adam((0.9, 1.5)), ValueError, "beta in"),
     "lion": (lambda: zoo.lion((0.99, 0.9)), ValueError, r"betas\[0\] <= betas\[1\]"),
@@ -137,7 +151,7 @@ def test_sparse_gradients() -> None:
     table = Embedding(5, 3, sparse=True)
     opt = SODA(table.named_parameters(), 0.1, zoo.adam())
     table(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="weight has a sparse gradient.*sparse=False"):
+    with pytest.raises(RuntimeError, match=r"weight has a sparse gradient.*sparse=False"):
         opt.step()
 
 

@@ -1,8 +1,9 @@
 """sodaopt: the optimizers of "Optimistic Dual Averaging Unifies Modern Optimizers" for PyTorch."""
 
-from . import geometry, schedules, views, zoo
+from . import anchors, geometry, init, schedules, views, zoo
 from .averages import GPA, SNOO, Lookahead, ScheduleFree
 from .groups import RECIPES, Plan, hidden, param_groups, plan
+from .memory import Memory, memory
 from .method import Method
 from .template import SODA
 from .wrapper import SODAWrapper
@@ -10,6 +11,7 @@ from .wrapper import SODAWrapper
 __version__ = "0.1.0"
 
 __all__ = [
-    "GPA", "RECIPES", "SNOO", "SODA", "Lookahead", "Method", "Plan", "SODAWrapper", "ScheduleFree",
-    "__version__", "geometry", "hidden", "param_groups", "plan", "schedules", "views", "zoo",
+    "GPA", "RECIPES", "SNOO", "SODA", "Lookahead", "Memory", "Method", "Plan", "SODAWrapper",
+    "ScheduleFree", "__version__", "anchors", "geometry", "hidden", "init", "memory",
+    "param_groups", "plan", "schedules", "views", "zoo",
 ]  # fmt: skip

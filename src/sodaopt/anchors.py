@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,28 @@ class Constant(Anchor):
 
 def constant_of(p: Tensor) -> Tensor | None:
     """The one value that all elements of p have, on every rank; None where they differ."""
-    if p.dim() == 0 or p.numel() == 0 or p.is_meta:
+    if p.dim() == 0 or p.numel() == 0:
         return None
+    if p.is_meta:  # no values to look at
+        return torch.empty((), dtype=p.dtype, device="meta") if p in _CONSTANT else None
     part = sharded.local(p.detach())
     if sharded.is_sharded(p):
         part = sharded.gather(part, p)
     first = part.reshape(-1)[0]
     return first.clone() if bool((part == first).all()) else None
+
+
+_CONSTANT: set[Tensor] = set()
+
+
+@contextmanager
+def known_constants(params: set[Tensor]) -> Iterator[None]:
+    """Meta parameters that would be constant if they had values: for predictions of memory."""
+    _CONSTANT.update(params)
+    try:
+        yield
+    finally:
+        _CONSTANT.difference_update(params)
 
 
 class FromFile(Elsewhere):
@@ -142,10 +158,13 @@ class FromFile(Elsewhere):
     """
 
     def __init__(
-        self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = lambda n: n
+        self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = str
     ) -> None:
-        self.tensors = open_safetensors(path)
+        self.path, self.tensors = path, open_safetensors(path)
         self.model, self.rename = model, rename
+
+    def __reduce__(self) -> Any:  # a copy maps the file again
+        return type(self), (self.path, self.model, self.rename)
 
     def take(self, p: Tensor, first: bool) -> Tensor:
         z0 = self._find(p)

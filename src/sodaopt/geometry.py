@@ -83,6 +83,11 @@ class Geometry:
     def elementwise(self) -> bool:
         return False
 
+    @property
+    def shapeless(self) -> bool:
+        """Whether a flattened piece of a parameter gives the same u as the whole."""
+        return False
+
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
@@ -95,16 +100,26 @@ class Geometry:
         raise NotImplementedError
 
 
+def _memoryless(name: str, c: Coef) -> None:
+    if schedules.start(c):
+        raise ValueError(f"the {name} is a function of (k, lr) alone: {c!r} has a memory")
+
+
 @dataclass(frozen=True)
 class _NormMap(Geometry):
     norm: Norm
     radius: Coef = 1.0
+
+    @property
+    def shapeless(self) -> bool:
+        return self.elementwise and self.norm.scale is unit
 
     def __post_init__(self) -> None:
         if not isinstance(self.norm, Norm):
             raise TypeError(f"{type(self).__name__} needs a Norm such as Sign(), got {self.norm!r}")
         if not callable(self.radius) and not self.radius > 0:
             raise ValueError(f"the radius must be positive, got {self.radius}")
+        _memoryless("radius", self.radius)
 
     def check(self, shape: Shape) -> None:
         try:
@@ -141,6 +156,10 @@ class Ball(_NormMap):
 class Sharp(_NormMap):
     """u = gamma rho^2 dual(m_bar) lmo(m_bar)."""
 
+    @property
+    def elementwise(self) -> bool:
+        return isinstance(self.norm, Euclidean)  # u = -gamma m_bar
+
     def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
         u = self.norm.sharps(m_bar)
         torch._foreach_mul_(u, [gamma * c * c for c in self.widths(at)])
@@ -172,8 +191,15 @@ class Diagonal(Geometry):
     rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        _memoryless("rate", self.rate)
+
     @property
     def elementwise(self) -> bool:
+        return True
+
+    @property
+    def shapeless(self) -> bool:
         return True
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:

@@ -105,7 +105,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm
 
 def default(module: nn.Module) -> Rules | None:
     """The distributions that torch's reset_parameters would draw from, by parameter name."""
-    if isinstance(module, nn.Linear | CONVS):
+    if isinstance(module, (nn.Linear, *CONVS)):
         fan = nn.init._calculate_fan_in_and_fan_out(module.weight)[0]
         bound = 1 / math.sqrt(fan) if fan else 0.0
         return {"weight": uniform(-bound, bound), "bias": uniform(-bound, bound)}

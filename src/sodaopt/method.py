@@ -57,6 +57,7 @@ class Method:
             c = getattr(self, slot)
             if not callable(c):
                 _check(slot, c, self.name)
+        schedules.check_memory(self._coefs())
 
     @property
     def memory(self) -> dict[str, float]:

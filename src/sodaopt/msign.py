@@ -40,8 +40,10 @@ class Newton:
         tall = X.shape[-2] > X.shape[-1]
         Y = X.mT if tall else X  # the short side first: the Gram matrix is the smaller one
         Y = Y.float() if Y.dtype.itemsize < 4 else Y
-        # the clamp keeps 0/0 out and is far below any gradient, so the map ignores scale
-        Y = Y / (Y.norm(dim=(-2, -1), keepdim=True) * self.safety).clamp(min=1e-15)
+        length = Y.norm(dim=(-2, -1), keepdim=True) * self.safety
+        # the clamp keeps 0/0 out and is far below any gradient, so the map ignores scale; an
+        # overflown length becomes NaN, for a division by infinity would pass for a zero gradient
+        Y = Y / (length.clamp(min=1e-15) + length * 0)
         Y = Y.to(self._dtype(Y))
         for a, b, c in self.steps:
             A = Y @ Y.mT

@@ -250,7 +250,8 @@ class _Lengths(Norm):
 
     def minimiser(self, X: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
-        return X / -length.clamp(min=1e-15)  # 0/0 is 0, and an underflown length cannot explode
+        # 0/0 is 0, an underflown length cannot explode, an overflown one (inf) becomes NaN
+        return X / -(length.clamp(min=1e-15) + length * 0)
 
     def size(self, X: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)

@@ -54,5 +54,8 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
         # spacing 2^(e-11) for a mantissa in [1/2, 1) times 2^e, and 2^-24 below 2^-14
         _, e = torch.frexp(x)
         ulp = torch.ldexp(torch.ones_like(x), (e - 11).clamp(min=-24))
-        return (torch.floor(x / ulp + (bits >> 8) * 2.0**-24) * ulp).to(dtype)
+        q = x / ulp  # exact, and so is its fraction: adding the bits to q would round them
+        low = q.trunc()
+        away = (q - low).abs() > (bits >> 8) * 2.0**-24
+        return ((low + away * q.sign()) * ulp).to(dtype)
     raise TypeError(f"stochastic rounding is to bf16 or fp16, not {dtype}")

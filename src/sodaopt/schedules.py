@@ -42,8 +42,22 @@ def advance(c: Coef, past: Past, k: Number, lr: Number) -> dict[str, Number]:
     return c.advance(past, k, lr) if isinstance(c, Schedule) else {}
 
 
+def check_memory(parts: list[Coef]) -> None:
+    """Parts may share a memory, but one name cannot stand for two: try three steps."""
+    pasts: list[Past] = [start(c) for c in parts]
+    for k, rate in enumerate((1.0, 0.5, 2.0)):
+        pasts = [advance(c, past, k, rate) for c, past in zip(parts, pasts, strict=True)]
+        seen: dict[str, Number] = {}
+        for name, v in (item for past in pasts for item in past.items()):
+            if seen.setdefault(name, v) != v:
+                raise ValueError(f"two coefficients remember different things as {name!r}: {parts}")
+
+
 class Schedule:
     """A coefficient made of others, or with a memory. It remembers what its parts remember."""
+
+    def __post_init__(self) -> None:
+        check_memory(self._parts())
 
     def start(self) -> dict[str, float]:
         return {name: v for c in self._parts() for name, v in start(c).items()}
@@ -130,6 +144,9 @@ class at_lr(Schedule):
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         return value(self.c, k, self.lr, past)
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return advance(self.c, past, k, self.lr)
 
 
 @dataclass(frozen=True)
@@ -278,7 +295,8 @@ class lr_weighted(Schedule):
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         # a warmup that starts at lr = 0 has no weight yet: 0, not 0/0
-        return self._weight(k, past["lr_max"]) / _maximum(past["weight_sum"], 1e-300)
+        total = past["weight_sum"]
+        return self._weight(k, past["lr_max"]) / (total + (total == 0))
 
 
 @dataclass(frozen=True)
@@ -371,9 +389,9 @@ def _half_life(b: float) -> float:
 
 
 def _maximum(a: Number, b: Number) -> Number:
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
-    return max(a, b)
+    if isinstance(a, torch.Tensor):
+        return a.clamp(min=b)
+    return b.clamp(min=a) if isinstance(b, torch.Tensor) else max(a, b)
 
 
 def _minimum(a: Number, b: Number) -> Number:

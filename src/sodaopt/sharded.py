@@ -59,8 +59,20 @@ def scatter(t: Tensor, p: Any) -> Tensor:
     return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None).to_local()
 
 
-def element_numbers(p: Tensor) -> Tensor | None:
-    """The positions of this rank's elements in the whole parameter; None where it has them all."""
+def element_numbers(p: Any) -> Tensor | None:
+    """The positions of this rank's elements in the whole parameter; None where it has them all.
+
+    One dimension at a time: numbering the whole parameter would take more than p on every rank.
+    """
     if not is_sharded(p):
         return None
-    return scatter(torch.arange(p.numel(), device=local(p).device).view(p.shape), p)
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    index = torch.zeros((), dtype=torch.int64, device=local(p).device)
+    for d in range(p.ndim):
+        at = torch.arange(p.shape[d], device=index.device)
+        at = at.view([-1 if j == d else 1 for j in range(p.ndim)])
+        along = [q if getattr(q, "dim", None) == d else Replicate() for q in p.placements]
+        own = distribute_tensor(at, p.device_mesh, along, src_data_rank=None).to_local()
+        index = index * p.shape[d] + own
+    return index

@@ -194,7 +194,7 @@ class SODA(Optimizer):
         self.state.clear()
         for group in self.param_groups:
             for p in group["params"]:
-                if p in known:
+                if known.get(p):  # not {}: looking for p in the defaultdict puts that there
                     self.state[p] = known[p]
                 elif p.requires_grad:
                     self.state[p] = self._fresh(p, self.methods[group["method"]])
@@ -276,6 +276,7 @@ class SODA(Optimizer):
             for p, loaded in state["state"].items():
                 state["state"][p] = self._release(p, loaded)
         super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it; groups keep the keys they had
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -291,11 +292,16 @@ class SODA(Optimizer):
 
     def _release(self, p: Any, loaded: dict[str, Any]) -> State:
         ours = self.state.get(p, {})
-        missing = sorted(set(ours) - set(loaded))
-        if loaded and missing:
+        if missing := sorted(set(ours) - set(loaded)):
+            why = (
+                "it was written by another method"
+                if loaded
+                else "parameters were replaced after the optimizer was built, so call its "
+                "state_dict() once before loading"
+            )
             raise ValueError(
                 f"the state to load has no {', '.join(missing)} for a parameter of shape "
-                f"{times(p.shape)}: it was written by another method"
+                f"{times(p.shape)}: {why}"
             )
         return {
             name: self.anchor.place(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
@@ -440,6 +446,11 @@ def _check_parameter(name: str, p: Tensor, method: Method) -> None:
         raise ValueError(f"{what} is complex: optimise torch.view_as_real of it instead")
     if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"{what}: only float64, float32, bfloat16 and float16 can be trained")
+    if getattr(p, "_fsdp_flattened", False) and not method.geometry.shapeless:
+        raise ValueError(
+            f"{what} is a flattened piece of a parameter, whose shape {method.name} needs: shard "
+            "with fully_shard (FSDP2), which keeps shapes"
+        )
     try:
         method.geometry.check(p.shape)
     except ValueError as e:

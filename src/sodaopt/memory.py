@@ -1,0 +1,139 @@
+"""How many bytes an optimizer keeps, by parameter and by kind of state.
+
+    print(sodaopt.memory(model, optimizer))
+
+Before the first step the state is predicted: the optimizer takes one step on the meta device, where
+nothing is allocated. After it, what is there is counted.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import anchors, init, sharded
+from ._errors import times
+from ._table import size
+from .template import SODA
+
+
+@dataclass(frozen=True)
+class Row:
+    """The bytes of one parameter on this rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    weight: int
+    gradient: int
+    state: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The report: `rows`, `total()`, and a table when printed."""
+
+    rows: tuple[Row, ...]
+    predicted: bool
+
+    def state(self) -> dict[str, int]:
+        """Bytes by kind of state."""
+        out: dict[str, int] = {}
+        for row in self.rows:
+            for key, n in row.state.items():
+                out[key] = out.get(key, 0) + n
+        return out
+
+    def total(self) -> int:
+        """Bytes of state."""
+        return sum(self.state().values())
+
+    def __str__(self) -> str:
+        keys = [k for k in self.state() if self.state()[k] >= 1000] or list(self.state())
+        head = ["parameter", "shape", "weights", "gradient", *keys, "state"]
+        lines = [head]
+        for r in sorted(self.rows, key=lambda r: -r.weight)[:12]:
+            cells = [size(r.state.get(k, 0)) or "-" for k in keys]
+            sums = size(sum(r.state.values())) or "-"
+            lines.append([r.name, times(r.shape), size(r.weight), size(r.gradient), *cells, sums])
+        if len(self.rows) > 12:
+            lines.append([f"({len(self.rows) - 12} more)", *[""] * (len(head) - 1)])
+        weights = sum(r.weight for r in self.rows)
+        by_kind = [size(self.state()[k]) for k in keys]
+        gradients = size(sum(r.gradient for r in self.rows))
+        lines.append(["all", "", size(weights), gradients, *by_kind, size(self.total()) or "-"])
+        widths = [max(len(line[j]) for line in lines) for j in range(len(head))]
+        text = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
+        how = "predicted on the meta device" if self.predicted else "counted"
+        share = self.total() / weights if weights else 0.0
+        return "\n".join([*(t.rstrip() for t in text), f"state {share:.2f} x weights, {how}"])
+
+
+def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
+    """Bytes per parameter and state: counted if the optimizer has stepped, else predicted."""
+    stepped = _stepped(optimizer)
+    twin, meta = (optimizer, {}) if stepped else _on_meta(model, optimizer)
+    rows = []
+    for name, p in model.named_parameters():
+        q = meta.get(p, p)
+        state = twin.state.get(q, {})
+        rows.append(
+            Row(
+                name,
+                tuple(p.shape),
+                sharded.local(p).nbytes,
+                sharded.local(p).nbytes if p.requires_grad else 0,
+                {str(k): sharded.local(t).nbytes for k, t in state.items() if _is_tensor(t)},
+            )
+        )
+    return Memory(tuple(rows), not stepped)
+
+
+def _is_tensor(t: Any) -> bool:
+    return isinstance(t, Tensor)
+
+
+def _stepped(optimizer: Optimizer) -> bool:
+    """Whether some parameter has state of a step."""
+    counts = [s.get("step") for s in optimizer.state.values() if isinstance(s, dict)]
+    return any(c is None or float(c) > 0 for c in counts) and bool(counts)
+
+
+def _on_meta(model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, dict[Tensor, Tensor]]:
+    """The optimizer after one step on meta twins of its parameters. Its anchor sees constants
+    where torch's own initialisers would put them, for a meta tensor has no values to look at."""
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    meta: dict[Tensor, Tensor] = {}
+    for p in params:
+        q = nn.Parameter(sharded.local(p).detach().to("meta"), requires_grad=p.requires_grad)
+        q.grad = torch.empty_like(q) if p.requires_grad else None
+        meta[p] = q
+    known = {id(p): meta[p] for p in params}
+    constants = {meta[p] for p in params if _constant(model, p)}
+    with anchors.known_constants(constants):
+        base = getattr(optimizer, "base", optimizer)
+        kept, base.state = base.state, type(base.state)(dict)  # nothing of it is to be copied
+        try:
+            twin = copy.deepcopy(optimizer, known)
+        finally:
+            base.state = kept
+        if isinstance(getattr(twin, "base", twin), SODA):
+            twin.state_dict()  # its state is made before the first step
+        if not isinstance(twin, SODA):
+            twin.step()
+    return twin, meta
+
+
+def _constant(model: nn.Module, p: Tensor) -> bool:
+    if not p.is_meta:
+        return anchors.constant_of(p) is not None
+    for module in model.modules():
+        rules = init.default(module) or {}
+        for name, q in module.named_parameters(recurse=False):
+            if q is p:
+                return name in rules and rules[name].kind == "constant"
+    return False

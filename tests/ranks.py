@@ -1,0 +1,106 @@
+"""Checks on two gloo ranks: one spawned world for all of them, one test for each.
+
+A test module has a table `CHECKS` of functions that take a folder and raise where they fail. The
+fixture `world` runs those that were selected, of all modules, on every rank; a test looks its own
+result up. Starting the ranks takes longer than most checks.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from filelock import FileLock
+
+Check = Callable[[Path], None]
+SIZE = 2
+PATIENCE = timedelta(seconds=60)  # a rank that failed leaves the others waiting for it
+
+available = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo"
+)
+
+
+@dataclass
+class World:
+    """The folder that the ranks wrote to, and what each check said when it failed."""
+
+    where: Path
+    failures: dict[str, str]
+
+    def assert_passed(self, module: str, check: str) -> None:
+        failure = self.failures.get(f"{module}:{check}", "not run: the ranks died before it")
+        assert not failure, failure
+
+
+@pytest.fixture(name="world", scope="session")
+def spawned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    where = root / "ranks"
+    with FileLock(root / "ranks.lock"):  # the first of several test workers runs them
+        if not where.exists():
+            where.mkdir()
+            _spawn(_selected(request.session.items), where)
+    return World(where, _read(where))
+
+
+def _selected(items: list[pytest.Item]) -> list[str]:
+    """module:check for every test that has a check."""
+    found = []
+    for item in items:
+        checks = getattr(item.module, "CHECKS", {})
+        check = item.callspec.params.get("check") if hasattr(item, "callspec") else None
+        found += [f"{item.module.__name__}:{check}"] if check in checks else []
+    return found
+
+
+def _spawn(names: list[str], where: Path) -> None:
+    spawn = get_context("spawn").Process
+    ranks = [spawn(target=_rank, args=(rank, names, where)) for rank in range(SIZE)]
+    for p in ranks:
+        p.start()
+    for p in ranks:
+        p.join()
+
+
+def _read(where: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for rank in range(SIZE):
+        file = where / f"rank{rank}.json"
+        lines = file.read_text().splitlines() if file.exists() else []
+        for name, failure in map(json.loads, lines):
+            said = f"rank {rank}: {failure}" if failure else ""
+            found[name] = "\n".join(filter(None, (found.get(name), said)))
+    return found
+
+
+def _rank(rank: int, names: list[str], where: Path) -> None:
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.FileStore(str(where / "store"), SIZE)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE, timeout=PATIENCE)
+    with open(where / f"rank{rank}.json", "w") as out:
+        for name in names:
+            module, check = name.split(":", 1)
+            torch.manual_seed(0)
+            failure = ""
+            try:
+                import_module(module).CHECKS[check](where)
+            except Exception:
+                failure = traceback.format_exc()
+            print(json.dumps((name, failure)), file=out, flush=True)
+            # Not a barrier: a rank that failed alone must not meet the others' collectives.
+            store.set(f"{name}/{rank}", "done")
+            store.wait([f"{name}/{r}" for r in range(SIZE)], 2 * PATIENCE)
+    dist.destroy_process_group()
