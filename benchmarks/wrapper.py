@@ -1,6 +1,6 @@
 """What SODAWrapper adds to a step of torch's fused AdamW, side by side in one run.
 
-    python benchmarks/wrapper.py [--parameters 100e6] [--device cpu] [--rounds 12]
+    python -m benchmarks.wrapper [--parameters 100e6] [--device cpu] [--rounds 12]
 
 The two steps alternate on the same parameters, so that a busy machine slows both; the table has
 medians. The floor by bytes is 12 a parameter (read x and z0, write x) over AdamW's 28: 43 %.

@@ -2,6 +2,7 @@
 
 from . import anchors, geometry, init, schedules, views, zoo
 from .averages import GPA, SNOO, Lookahead, ScheduleFree
+from .checkpoints import continue_from, export
 from .groups import RECIPES, Plan, hidden, param_groups, plan
 from .memory import Memory, memory
 from .method import Method
@@ -12,6 +13,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GPA", "RECIPES", "SNOO", "SODA", "Lookahead", "Memory", "Method", "Plan", "SODAWrapper",
-    "ScheduleFree", "__version__", "anchors", "geometry", "hidden", "init", "memory",
-    "param_groups", "plan", "schedules", "views", "zoo",
+    "ScheduleFree", "__version__", "anchors", "continue_from", "export", "geometry", "hidden",
+    "init", "memory", "param_groups", "plan", "schedules", "views", "zoo",
 ]  # fmt: skip

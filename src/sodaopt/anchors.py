@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,12 @@ from .init import Seeds, Spec
 
 
 class Anchor:
-    """Where z0 lives. A subclass writes `take` and `give`."""
+    """Where z0 lives. A subclass writes `take` and `give`.
+
+    apart: z0 may differ from the weights at the first step, so that step pulls already.
+    """
+
+    apart: ClassVar[bool] = False
 
     def take(self, p: Tensor, first: bool) -> Tensor:
         """What to keep of p as it is now. first: its first step begins (before that, weights may
@@ -156,6 +161,8 @@ class FromFile(Elsewhere):
 
     rename: the file's name of a parameter from the model's, where they differ.
     """
+
+    apart: ClassVar[bool] = True
 
     def __init__(
         self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = str

@@ -9,6 +9,8 @@ nothing is allocated. After it, what is there is counted.
 from __future__ import annotations
 
 import copy
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +41,7 @@ class Memory:
 
     rows: tuple[Row, ...]
     predicted: bool
+    notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, int]:
         """Bytes by kind of state."""
@@ -70,7 +73,8 @@ class Memory:
         text = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines]
         how = "predicted on the meta device" if self.predicted else "counted"
         share = self.total() / weights if weights else 0.0
-        return "\n".join([*(t.rstrip() for t in text), f"state {share:.2f} x weights, {how}"])
+        last = f"state {share:.2f} x weights, {how}"
+        return "\n".join([*(t.rstrip() for t in text), last, *self.notes])
 
 
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
@@ -90,7 +94,42 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
                 {str(k): sharded.local(t).nbytes for k, t in state.items() if _is_tensor(t)},
             )
         )
-    return Memory(tuple(rows), not stepped)
+    return Memory(tuple(rows), not stepped, tuple(_notes(optimizer, rows)))
+
+
+def _notes(optimizer: Optimizer, rows: list[Row]) -> list[str]:
+    """What the anchor does, and what the others would keep of z0 on this device."""
+    anchor, pulled = (
+        getattr(optimizer, "anchor", None),
+        [r for r in rows if {"z0", "soda_z0"} & set(r.state)],
+    )
+    if anchor is None or not pulled:
+        return []
+    whole = sum(r.weight for r in pulled)
+    now = sum(r.state.get("z0", 0) + r.state.get("soda_z0", 0) for r in pulled)
+    half = sum(r.weight // 2 if r.weight else 0 for r in pulled)
+    notes = [
+        f"z0: {type(anchor).__name__} keeps {size(now) or 'nothing'}; a clone {size(whole)}, bf16 "
+        f"about {size(half)}, cpu, file and seed nothing on the device"
+    ]
+    if isinstance(anchor, anchors.Rounded):
+        notes.append("the weights are rounded to bf16 once, at the first step")
+    if isinstance(anchor, anchors.Regenerated):
+        notes.append(
+            f"z0 is made again at each step: about {_regeneration(anchor, pulled):.2g} s here"
+        )
+    return notes
+
+
+def _regeneration(anchor: anchors.Regenerated, rows: list[Row]) -> float:
+    """Seconds to make all of z0 once, from one slice of each kind of initialisation."""
+    total = 0.0
+    for spec in anchor.seeds.specs.values():
+        n = min(init.SLICE, math.prod(spec.shape))
+        start = time.perf_counter()
+        spec.values(0, n, torch.device("cpu"))
+        total += (time.perf_counter() - start) * math.prod(spec.shape) / max(n, 1)
+    return total
 
 
 def _is_tensor(t: Any) -> bool:

@@ -115,8 +115,10 @@ class SODAWrapper(Wrapper):
         lam, z0, fresh = self.lam(group), {}, {}
         for _, p in pairs:
             kept = self.own(p).get("z0")
-            if kept is None:  # at the first step x is z0: nothing to pull yet
+            if kept is None:
                 fresh[p] = self.anchor.take(p, True)
+                if self.anchor.apart:  # elsewhere x is z0 at the first step: nothing to pull yet
+                    z0[p] = fresh[p]
             elif self.at_start == "reanchor" and group["soda_k"] == self.start:
                 self.keep(p, z0=self.anchor.take(p, True))
             else:
