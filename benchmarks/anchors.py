@@ -138,7 +138,7 @@ def table() -> str:
         parts.append(
             f"{r['device']}{threads}, torch {r['torch']}, {r['parameters']:,} parameters"
             f" (`{r['command']}`):\n\n"
-            "| anchor | bare step, ms | added, ms | added, % | kept, x weights | on the device, MB |\n"
+            "| anchor | bare step, ms | added, ms | added, % | kept, x weights | on device, MB |\n"
             "|---|---|---|---|---|---|\n"
             + "\n".join(
                 f"| {x['anchor']} | {x['base_ms']:.2f} | {x['added_ms']:.2f} | "
