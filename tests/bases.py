@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import random
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -71,6 +72,13 @@ def gradients(steps: int, seed: int = 0) -> list[list[torch.Tensor]]:
     ]
 
 
+def seed(k: int) -> None:
+    """All generators that a base might draw from."""
+    torch.manual_seed(k)
+    np.random.seed(k)
+    random.seed(k)
+
+
 def points(shift: float = 0.0) -> list[Parameter]:
     rng = torch.Generator().manual_seed(7)
     return [
@@ -81,13 +89,14 @@ def points(shift: float = 0.0) -> list[Parameter]:
 
 def deltas(build: Make, shift: float, steps: int = 60, lr: float = 1e-2) -> list[torch.Tensor]:
     """The updates of each step, the point moved elsewhere after each of them."""
-    torch.manual_seed(0)
+    seed(0)
     params, out = points(shift), []
     opt = build(params, lr)
     for k, gs in enumerate(gradients(steps)):
         for p, g in zip(params, gs, strict=True):
             p.grad = g.clone()
         old = [p.detach().clone() for p in params]
+        seed(k)
         opt.step()
         out += [p.detach() - q for p, q in zip(params, old, strict=True)]
         with torch.no_grad():
@@ -146,8 +155,7 @@ def algorithm_1(
             p.grad, q.grad = g.clone(), g.clone()
         x = [q.detach().clone() for q in theirs]
         for opt in (wrapped, plain):
-            torch.manual_seed(k)
-            np.random.seed(k)  # some bases draw from here
+            seed(k)
             opt.step()
         with torch.no_grad():
             for p, q, x_, z in zip(ours, theirs, x, z0, strict=True):

@@ -119,9 +119,16 @@ def through_a_file(state: Any) -> Any:
     return torch.load(buffer, weights_only=True)
 
 
-@methods
-@dtypes
-def test_resume_is_bitwise(method: Method, dtype: torch.dtype) -> None:
+PRECISIONS = [
+    (name, dtype)
+    for name in METHODS
+    for dtype in (torch.float32, torch.bfloat16, *[torch.float64, torch.float16] * (name in FEW))
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), PRECISIONS, ids=str)
+def test_resume_is_bitwise(name: str, dtype: torch.dtype) -> None:
+    method = METHODS[name]
     there, back = network(dtype), network(dtype, seed=5)
     opt = SODA(there, 0.03, method)
     run(opt, there, range(7))
@@ -503,7 +510,7 @@ def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
 
 def test_the_pull_survives_bf16() -> None:
     """5,000 steps land within 1 % of the exact pull in the mean; plain rounding loses 98 %."""
-    z0 = torch.linspace(0.5, 3, 20_000).bfloat16()
+    z0 = torch.linspace(0.5, 3, 4_000).bfloat16()
     wanted = 1 - 1001 / 6001
     assert pulled(z0.double()) == pytest.approx(wanted, rel=1e-9)
     assert pulled(z0) == pytest.approx(wanted, rel=0.01)

@@ -66,6 +66,7 @@ NON_READERS: frozenset[str] = frozenset(
         "pytorch_optimizer.optimizer.padam.PAdam",
         "pytorch_optimizer.optimizer.pid.PID",
         "pytorch_optimizer.optimizer.pnm.PNM",
+        "pytorch_optimizer.optimizer.psgd.Kron",
         "pytorch_optimizer.optimizer.qhadam.QHAdam",
         "pytorch_optimizer.optimizer.qhm.QHM",
         "pytorch_optimizer.optimizer.racs.Alice",
