@@ -1,0 +1,69 @@
+"""SODAWrapper with FSDP2: z0 is sharded as its parameter is, and checkpoints can be resharded.
+
+torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
+"""
+
+import shutil
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from sodaopt import SODAWrapper
+
+STEPS = 200
+
+
+def build() -> tuple[nn.Module, SODAWrapper]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return model, SODAWrapper(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0))
+
+
+def train(model: nn.Module, opt: SODAWrapper, steps: range) -> list[float]:
+    losses = []
+    for step in steps:  # each rank has data of its own
+        rng = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
+        x = torch.randn(64, 8, generator=rng)
+        loss = (model(x) - x[:, :1] * x[:, 1:2]).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    model, opt = build()
+    first = train(model, opt, range(STEPS // 2))
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    weights, states = get_state_dict(model, opt)
+    dcp.save({"model": weights, "opt": states}, checkpoint_id=folder[0])
+
+    model, opt = build()  # this could be another number of ranks
+    weights, states = get_state_dict(model, opt)
+    dcp.load({"model": weights, "opt": states}, checkpoint_id=folder[0])
+    set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=states)
+    second = train(model, opt, range(STEPS // 2, STEPS))
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+        print(f"loss {first[0]:.4f} -> {second[-1]:.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
