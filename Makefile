@@ -5,14 +5,15 @@
 #   make test ARGS='-k lion -x'      arguments for pytest
 
 PYTHON ?= python3
-# One torch thread per worker: more only makes the workers wait for each other.
+# One torch thread per worker: more only makes the workers wait for each other. Bytecode is kept,
+# since some tests start many processes.
 JOBS ?= 2
 ARGS ?=
 
 PY := .venv/bin/python
 STAMP := .venv/ok
 
-.PHONY: help setup demo test lint format types parity clean
+.PHONY: help setup demo test lint format types parity layers bases clean
 
 help:
 	@echo 'make demo     run the demo'
@@ -20,7 +21,9 @@ help:
 	@echo 'make lint     check format and style'
 	@echo 'make format   repair format and style'
 	@echo 'make types    check types'
-	@echo 'make parity   compare with other implementations'
+	@echo 'make parity   compare with other implementations (writes docs/parity.md)'
+	@echo 'make layers   print the plans of three known models (writes docs/layers.md)'
+	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
 	@echo 'make setup    only create .venv (the others do it when needed)'
 	@echo 'make clean    remove .venv, caches and build output'
 
@@ -53,7 +56,7 @@ demo: $(STAMP)
 	@$(PY) examples/demo.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff format --check .
@@ -71,6 +74,12 @@ parity: $(STAMP)
 	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
 	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,parity]'
 	$(PY) -m tests.parity
+
+layers: $(STAMP)
+	$(PY) -m tests.layers_doc
+
+bases: $(STAMP)
+	$(PY) -m tests.bases
 
 # Results under runs/ stay.
 clean:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Embedding, Linear, Parameter
@@ -33,8 +34,8 @@ def build(params: Any, lr: Any = 0.1, method: Any = adam, **kw: Any) -> Callable
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "negative lr": (build(network, -1.0), ValueError, "lr must not be negative, got -1.0"),
-    "nan lr": (build(network, float("nan")), ValueError, "lr must not be negative, got nan"),
+    "negative lr": (build(network, -1.0), ValueError, "negative or infinite, got -1.0"),
+    "nan lr": (build(network, float("nan")), ValueError, "negative or infinite, got nan"),
     "method for lr": (build(network, adam), TypeError, r"SODA\(params, lr, method\)"),
     "lr as text": (build(network, "0.1"), TypeError, "lr must be a number"),
     "negative group lr": (
@@ -114,6 +115,33 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: Ball(Sign(), lr_weighted()), ValueError, "radius is a function of .* alone"),
     "rate with a memory": (
         lambda: Diagonal(lr_weighted()), ValueError, "rate is a function of .* alone"),
+    "alpha of numpy": (lambda: Method(Kronecker(), np.float32(1.5)), ValueError, "alpha must be"),
+    "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha is a"),
+    "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "alpha is a number"),
+    "function of numpy": (
+        build(network, method=Method(Ball(Sign()), alpha=lambda k, lr: np.float32(1.5))),
+        ValueError,
+        "alpha must be in",
+    ),
+    "rate": (lambda: Diagonal(1.5), ValueError, "rate must be in"),
+    "eps": (lambda: zoo.adam(eps=-1), ValueError, "eps must not be negative"),
+    "shampoo's eps": (lambda: zoo.shampoo(eps=-1), ValueError, "eps must be positive"),
+    "iterations": (lambda: zoo.multinorm(0), ValueError, "iterations must be at least 1"),
+    "scale by name": (lambda: zoo.muon(scale="rms"), TypeError, "such as geometry.rms"),
+    "polar by name": (lambda: zoo.muon(polar="exact"), TypeError, "such as msign.EXACT"),
+    "base by name": (lambda: zoo.schedule_free("adam"), TypeError, r"such as zoo.adam\(\)"),
+    "beta of schedule_free": (lambda: zoo.schedule_free(beta=1.5), ValueError, "beta must be in"),
+    "decayed clip": (
+        lambda: zoo.decayed(Method(Clip(Sign())), 0.1), ValueError, "has no decayed form"),
+    "decayed average": (
+        lambda: zoo.decayed(zoo.schedule_free(), 0.1), ValueError, "without decay or averaging"),
+    "lr and lr_factor": (
+        build(lambda: [{"params": network(), "lr": 0.1, "lr_factor": 2}]),
+        ValueError,
+        "both an lr and an lr_factor",
+    ),
+    "empty group": (build([{"params": []}]), ValueError, "empty parameter list"),
+    "infinite lr": (build(network, float("inf")), ValueError, "negative or infinite"),
     "beta": (lambda: zoo.signum(1.0), ValueError, "beta must be in"),
     "betas": (lambda: zoo.adam((0.9, 1.5)), ValueError, "beta in"),
     "lion": (lambda: zoo.lion((0.99, 0.9)), ValueError, r"betas\[0\] <= betas\[1\]"),

@@ -551,3 +551,63 @@ def test_16_bit_parameters_follow_their_fp32_twins() -> None:
             one.step(), two.step()
         moved, wanted = (low.float() - start.float()).mean(), (high - start.float()).mean()
         assert abs(moved - wanted) < 0.01 * abs(wanted)
+
+
+# -- found by trying to break it ------------------------------------------------------------------
+
+
+def test_defaults_of_torch_do_not_leak_in() -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, zoo.soda(zoo.torch_nadam()))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            for _ in range(3):
+                for w in weights:
+                    w.grad = torch.ones(w.shape, dtype=w.dtype, device="cpu")
+                opt.step()
+        fresh = SODA(network(), 0.03, zoo.adam())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for o in (opt, fresh):
+        for s in o.state.values():
+            assert (s["step"].dtype, s["step"].device.type) == (torch.float32, "cpu")
+
+
+def test_autocast_does_not_reach_the_step() -> None:
+    a, b = network(torch.float32), network(torch.float32)
+    one, two = SODA(a, 0.03, zoo.shampoo()), SODA(b, 0.03, zoo.shampoo())
+    for k in range(3):
+        for u, v in zip(a, b, strict=True):
+            u.grad = v.grad = noise(k, u)
+        one.step()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            two.step()
+    assert_bitwise(a, b)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "expanded"])
+def test_other_memory_layouts(layout: str) -> None:
+    plain = Parameter(torch.randn(4, 3, 2, 2, dtype=torch.float64))
+    other = {
+        "transposed": lambda: plain.detach().clone().transpose(0, 1).contiguous().transpose(0, 1),
+        "channels_last": lambda: plain.detach().clone().to(memory_format=torch.channels_last),
+        "expanded": lambda: plain.detach().clone(),
+    }[layout]()
+    twin = Parameter(other)
+    method = zoo.soda(zoo.adam())
+    one, two = SODA([plain], 0.1, method), SODA([twin], 0.1, method)
+    for k in range(4):
+        g = noise(k, plain)[:1].expand(4, 3, 2, 2)
+        plain.grad, twin.grad = g.contiguous(), g if layout == "expanded" else g.clone()
+        one.step(), two.step()
+    assert torch.equal(plain, twin)
+
+
+def test_no_memory_grows() -> None:
+    weights = network()
+    opt = SODA(weights, 0.01, zoo.soda_dagger())
+    run(opt, weights, range(2))
+    sizes = {n: t.shape for n, t in opt.state[weights[0]].items()}
+    run(opt, weights, range(2, 30))
+    assert {n: t.shape for n, t in opt.state[weights[0]].items()} == sizes

@@ -14,7 +14,17 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sodaopt import SODA, SODAWrapper, schedules, zoo
+from sodaopt import (
+    GPA,
+    SNOO,
+    SODA,
+    Lookahead,
+    ScheduleFree,
+    SODAWrapper,
+    anchors,
+    schedules,
+    zoo,
+)
 from sodaopt.bases import NON_READERS
 from tests import bases
 from tests.tables import ROWS, anchored, backward, network
@@ -529,3 +539,129 @@ def test_diagnostics() -> None:
     pull = sum(((z - x).square().sum() for x, z in zip(old, z0, strict=True)), torch.zeros(()))
     assert row["pull"] == pytest.approx(pull.sqrt().item() / 6, rel=1e-6)
     assert 0 < row["share"] == pytest.approx(row["pull"] / row["step"])
+
+
+# -- found by trying to break it ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@makers
+def test_loading_into_a_run_that_has_stepped(wrap: Any, make: Make) -> None:
+    weights = network()
+    opt = wrap(make(weights))
+    feed(opt, weights, range(3))
+    saved = copy.deepcopy((opt.state_dict(), bits(weights)))
+    feed(opt, weights, range(3, 6))
+    there = bits(weights)
+    opt.load_state_dict(saved[0])
+    for w, v in zip(weights, saved[1], strict=True):
+        w.data.copy_(v)
+    feed(opt, weights, range(3, 6))
+    assert_bitwise(weights, there)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wrap", [ScheduleFree, GPA])
+def test_a_decaying_base_decays_in_16_bits_too(wrap: Any, dtype: torch.dtype) -> None:
+    found = []
+    for kind in (torch.float32, dtype):
+        p = Parameter(torch.ones(500, dtype=kind))
+        opt = wrap(SGD([p], 0.01, weight_decay=10.0))
+        for _ in range(20):
+            p.grad = torch.zeros_like(p)
+            opt.step()
+        opt.eval()
+        found.append(p.float().mean().item())
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_an_error_on_the_way_leaves_16_bit_weights() -> None:
+    class Picky(anchors.Clone):
+        def take(self, p: Tensor, first: bool) -> Tensor:
+            if p.shape == (3, 6):
+                raise ValueError("no")
+            return super().take(p, first)
+
+    weights = network(torch.bfloat16)
+    before = bits(weights)
+    opt = SODAWrapper(SGD([{"params": [w]} for w in weights], lr=0.1), anchor=Picky())
+    with pytest.raises(ValueError, match="no"):
+        feed(opt, weights, range(1))
+    assert_bitwise(weights, before)
+
+
+def test_a_failed_step_is_not_pulled() -> None:
+    class Moody(SGD):
+        broken = False
+
+        def step(self, closure: Any = None) -> None:
+            if self.broken:
+                raise RuntimeError("out of memory")
+            super().step()
+
+    weights = network()
+    base = Moody(weights, lr=0.1)
+    opt = SODAWrapper(base)
+    feed(opt, weights, range(3))
+    before, base.broken = bits(weights), True
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            opt.step()
+    for w, v in zip(weights, before, strict=True):
+        torch.testing.assert_close(w.detach(), v, rtol=1e-12, atol=1e-12)
+
+
+def test_only_in_groups_that_come_later() -> None:
+    matrix, bias, more = (Parameter(torch.ones(s)) for s in ((2, 3), (3,), (4, 2)))
+    opt = SODAWrapper(SGD([matrix], 0.1), only=lambda p: p.ndim == 2)
+    opt.add_param_group({"params": [bias, more]})
+    assert opt.param_groups[1]["soda_only"] == [1]
+    opt = SODAWrapper(SGD([matrix], 0.1), only=[matrix])
+    opt.add_param_group({"params": [bias]})
+    assert opt.param_groups[1]["soda_only"] is False
+
+
+def test_refusals_change_nothing() -> None:
+    opt = SODAWrapper(adamw(network()))
+    late = network()
+    with pytest.raises(ValueError, match="group 1"):
+        opt.add_param_group({"params": late, "weight_decay": 0.1})
+    opt.add_param_group({"params": late, "weight_decay": 0})
+    opt = SODAWrapper(adamw(network()))
+    with pytest.raises(ValueError, match="weight_decay"):
+        opt.load_state_dict(AdamW(network(), lr=7.0).state_dict())
+    assert opt.param_groups[0]["lr"] == 0.01
+
+
+def test_reanchor_takes_parameters_without_a_gradient_along() -> None:
+    a, b = Parameter(torch.zeros(2)), Parameter(torch.zeros(2))
+    opt = SODAWrapper(SGD([a, b], 1.0), start=2, at_start="reanchor")
+    for k in range(3):
+        a.grad = torch.ones(2)
+        b.grad = None if k == 2 else torch.ones(2)
+        opt.step()
+    assert torch.equal(opt.state[b]["soda_z0"], torch.full((2,), -2.0))
+
+
+DECAYS_WRONG = {"above": 5.0, "below": -1.0, "nan": float("nan"), "late": lambda k, lr: 3.0}
+
+
+@pytest.mark.parametrize("decay", DECAYS_WRONG.values(), ids=DECAYS_WRONG)
+def test_decay_out_of_range(decay: Any) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\]"):
+        SODAWrapper(adamw(network()), decay=decay)
+
+
+def test_a_memory_waits_for_its_start() -> None:
+    weights = network()
+    decay = schedules.weights(lambda k: k + 1).next
+    opt = SODAWrapper(SGD(weights, 0.1), decay=decay, start=3, at_start="restart")
+    feed(opt, weights, range(3))
+    assert opt.param_groups[0]["soda_A"] == 0
+    feed(opt, weights, range(3, 6))
+    assert opt.param_groups[0]["soda_A"] == 1 + 2 + 3
+
+
+def test_an_averaging_row_is_refused() -> None:
+    with pytest.raises(TypeError, match="averages its iterates itself"):
+        Lookahead(SODA(network(), 0.1, zoo.schedule_free()))

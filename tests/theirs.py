@@ -253,7 +253,7 @@ def _muon() -> Iterator[Theirs]:
             make=lambda params, lr, adjusted=adjusted: po_muon(params, lr, adjusted),
             note="their Newton-Schulz in float64",
         )
-    note = "they add 1e-7 to the Frobenius norm, ours is clamped at 1e-7"
+    note = "they add 1e-7 to the Frobenius norm, ours is clamped at 1e-15"
     wd = {"weight_decay": 0.1}
     yield call("muon", wd, "muon.SingleDeviceMuon", wd, 0.02, tol=1e-6, note=note)
 

@@ -59,15 +59,28 @@ class Anchor:
 
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
         """A kept tensor that was loaded, where it belongs; always a copy."""
+        if kept.numel() == 0 != p.numel():
+            raise ValueError(
+                f"the state to load keeps no z0 (it was made from a seed or a file), and "
+                f"{type(self).__name__} needs one: use the anchor it was saved with"
+            )
         return kept.detach().to(p.device, copy=True)
 
 
-NOTHING = torch.empty(0)
+NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
 """What is kept of a z0 that lives elsewhere: a mark that the parameter has been seen."""
 
 
 class Elsewhere(Anchor):
     """An anchor that keeps nothing of the weights."""
+
+    def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        if kept.numel() and p.numel():
+            raise ValueError(
+                f"the state to load brings its own z0, and {type(self).__name__} has another: use "
+                "the anchor it was saved with, such as anchor='clone'"
+            )
+        return NOTHING.clone()
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,9 @@ class Host(Anchor):
         return kept.to(p.device, non_blocking=True)
 
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
-        z0 = kept.detach().to("cpu", copy=True)
+        if p.is_meta:
+            return torch.empty_like(p, device="meta")
+        z0 = super().place(kept, p).to("cpu")
         return z0.pin_memory() if p.is_cuda else z0
 
 
@@ -169,6 +184,7 @@ class FromFile(Elsewhere):
     ) -> None:
         self.path, self.tensors = path, open_safetensors(path)
         self.model, self.rename = model, rename
+        self._names: dict[Tensor, str] = {}
 
     def __reduce__(self) -> Any:  # a copy maps the file again
         return type(self), (self.path, self.model, self.rename)
@@ -186,14 +202,13 @@ class FromFile(Elsewhere):
         return sharded.scatter(z0, p) if sharded.is_sharded(p) else z0
 
     def _find(self, p: Tensor) -> Tensor:
-        for name, q in self.model.named_parameters():
-            if q is p:
-                if self.rename(name) not in self.tensors:
-                    raise ValueError(
-                        unknown("tensor in the anchor file", self.rename(name), self.tensors)
-                    )
-                return self.tensors[self.rename(name)]
-        raise ValueError(f"a parameter of shape {times(p.shape)} is none of the anchor's model")
+        if p not in self._names:
+            self._names = {q: self.rename(n) for n, q in self.model.named_parameters()}
+        if p not in self._names:
+            raise ValueError(f"a parameter of shape {times(p.shape)} is none of the anchor's model")
+        if self._names[p] not in self.tensors:
+            raise ValueError(unknown("tensor in the anchor file", self._names[p], self.tensors))
+        return self.tensors[self._names[p]]
 
 
 def open_safetensors(path: str | Path) -> dict[str, Tensor]:
@@ -208,7 +223,7 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     data = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
     out = {}
     for name, entry in header.items():
-        if name != "__metadata__":
+        if name != "__metadata__" and entry["dtype"] in SAFETENSORS:  # weights, not counters
             begin, end = entry["data_offsets"]
             raw = data[8 + length + begin : 8 + length + end]
             out[name] = raw.view(SAFETENSORS[entry["dtype"]]).view(entry["shape"])
@@ -240,13 +255,16 @@ class Regenerated(Elsewhere):
         return NOTHING.clone()
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        z0 = torch.empty_like(sharded.local(p))
+        z0 = torch.empty_like(sharded.local(p), memory_format=torch.contiguous_format)
         for at, values in self._spec(p).slices(p):
             z0.view(-1)[at] = values
         return z0
 
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
         for p, x in zip(ps, xs, strict=True):
+            if not x.is_contiguous():  # such as channels_last: no slices of it in element order
+                x.lerp_(self.give(p, NOTHING).to(x.dtype), lam)
+                continue
             for at, z0 in self._spec(p).slices(p):
                 x.view(-1)[at].lerp_(z0.to(x.dtype), lam)
 

@@ -193,6 +193,10 @@ class Diagonal(Geometry):
 
     def __post_init__(self) -> None:
         _memoryless("rate", self.rate)
+        if not callable(self.rate) and not 0 <= self.rate <= 1:
+            raise ValueError(f"the rate must be in [0, 1], got {self.rate}")
+        if not self.eps >= 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
 
     @property
     def elementwise(self) -> bool:
@@ -225,6 +229,10 @@ class Kronecker(Geometry):
     """
 
     eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
 
     def check(self, shape: Shape) -> None:
         if len(shape) != 2:
@@ -264,6 +272,10 @@ class MultiNorm(Geometry):
     iterations: int = 5
     view: View = matrix
 
+    def __post_init__(self) -> None:
+        if not self.iterations >= 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+
     def check(self, shape: Shape) -> None:
         try:
             self.view(shape)
@@ -277,7 +289,8 @@ class MultiNorm(Geometry):
             X = f.fold(d)
             for _ in range(self.iterations):
                 for dim in (-1, -2):
-                    length = X.norm(dim=dim, keepdim=True).clamp(min=1e-8)
+                    length = X.norm(dim=dim, keepdim=True)
+                    length = length.clamp(min=1e-8) + length * 0  # overflown: NaN, not a zero
                     X = X * (math.sqrt(X.shape[dim]) / length)
             u.append(f.unfold(X, d.shape) * -gamma)
         return u

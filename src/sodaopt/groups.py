@@ -157,7 +157,7 @@ class Plan:
         return self.table()
 
 
-def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", **overrides: Override) -> Plan:
+def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Override) -> Plan:
     """What `param_groups` would do, as a table of rows.
 
     recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, radius,
@@ -177,7 +177,7 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", **overrides: Ov
 
 
 def param_groups(
-    model: nn.Module, recipe: str | Recipe = "soda_dagger", **overrides: Override
+    model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Override
 ) -> list[dict[str, Any]]:
     """Groups for `SODA`: every trainable parameter of the model, by its role. See `plan`."""
     return plan(model, recipe, **overrides).groups()

@@ -66,7 +66,7 @@ def _truncated(i: Init, w: Tensor) -> Tensor:
 
 
 KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
-    "constant": lambda i, w: torch.full(w.shape, i.a, device=w.device),
+    "constant": lambda i, w: torch.full(w.shape, i.a, dtype=torch.float32, device=w.device),
     "uniform": lambda i, w: i.a + (i.b - i.a) * philox.uniform(w),
     "normal": _normal,
     "truncated": _truncated,
@@ -138,7 +138,7 @@ class Spec:
     def values(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Elements start..stop-1 of the flattened parameter, fp32."""
         if self.init.kind == "constant":
-            return torch.full((stop - start,), self.init.a, device=device)
+            return torch.full((stop - start,), self.init.a, dtype=torch.float32, device=device)
         w = self.init.words
         return self.init.make(philox.words(w * start, w * stop, self._key, self.stream, device))
 
@@ -198,7 +198,7 @@ def seeded_(
         own = dict(module.named_parameters(recurse=False))
         if not own:
             continue
-        given = (rules(path, module) if rules else None) or default(module) or {}
+        given = {**(default(module) or {}), **((rules(path, module) if rules else None) or {})}
         for short, p in own.items():
             name = names[id(p)]
             if short not in given:
@@ -216,6 +216,9 @@ def seeded_(
 @torch.no_grad()
 def fill_(p: Tensor, spec: Spec) -> None:
     """Write the initial weights into p; each rank its own part."""
-    flat = sharded.local(p).view(-1)
+    part = sharded.local(p)
+    flat = part.contiguous().view(-1)  # the parameter itself unless it is stored in another order
     for at, z0 in spec.slices(p):
         flat[at] = z0
+    if not part.is_contiguous():
+        part.copy_(flat.view(part.shape))

@@ -160,11 +160,16 @@ def _on_meta(model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, dict[Te
             twin = copy.deepcopy(optimizer, known)
         finally:
             base.state = kept
+        for group in twin.param_groups:  # what the meta device cannot run does not change the state
+            group.update({k: v for k, v in PLAIN.items() if k in group})
         if isinstance(getattr(twin, "base", twin), SODA):
             twin.state_dict()  # its state is made before the first step
         if not isinstance(twin, SODA):
             twin.step()
     return twin, meta
+
+
+PLAIN = {"fused": None, "capturable": False, "foreach": False}
 
 
 def _constant(model: nn.Module, p: Tensor) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from . import schedules
 from ._errors import unknown
@@ -108,8 +111,11 @@ def _show(v: Any) -> str:
 
 
 def _check(slot: str, c: Number, name: str, where: str = "") -> None:
-    if not isinstance(c, int | float):
-        return  # a tensor: looking at it would stall the device
+    if isinstance(c, Tensor) and where:
+        return  # evaluated on the device: looking at it would stall that
+    if not isinstance(c, Real):
+        raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
+    c = float(c)
     if slot == "gamma" and not c >= 0:
         raise ValueError(f"{name}: gamma must not be negative, got {c}{where}")
     if slot != "gamma" and not 0 <= c <= 1:

@@ -68,6 +68,7 @@ class Exact:
         poison = (W * 0).sum((-2, -1), keepdim=True)  # NaN where a matrix has NaN or inf, else 0
         U, s, Vh = torch.linalg.svd(W.nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
         tol = s.amax(-1, keepdim=True) * max(W.shape[-2:]) * torch.finfo(W.dtype).eps
+        poison = poison + s.amax(-1)[..., None, None] * 0  # likewise where it overflowed
         UVh: Tensor = (U * (s > tol).to(U.dtype).unsqueeze(-2)) @ Vh + poison
         return UVh.to(X.dtype)
 

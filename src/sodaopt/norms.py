@@ -120,6 +120,12 @@ def adamw(factor: Factor, f: Frame) -> float:
 
 SCALES: dict[str, Scale] = {s.__name__: s for s in (hidden, one_hot, unit, original, rms, adamw)}
 
+
+def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
+    """Normals on the host in fp32, whatever torch's defaults are."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
 # -- norms ----------------------------------------------------------------------------------------
 
 
@@ -134,6 +140,12 @@ class Norm:
     scale: Scale = hidden
     view: View = matrix
     elementwise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "view"):
+            if not callable(getattr(self, name)):
+                got = getattr(self, name)
+                raise TypeError(f"{name} is a function, such as geometry.{got}, got {got!r}")
 
     def factor(self, o: int, i: int) -> float:
         """The paper's width factor of the lmo."""
@@ -164,7 +176,7 @@ class Norm:
     @torch.no_grad()
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill w with a random point of norm 1: an extreme point of the unit ball."""
-        return w.copy_(self.lmo(torch.randn(w.shape, generator=generator)))
+        return w.copy_(self.lmo(gaussian(w.shape, generator)))
 
     def width(self, shape: Shape) -> float:
         return self.scale(self.factor, self.view(shape))
@@ -222,6 +234,11 @@ class Spectral(Norm):
 
     polar: Polar = KELLER
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.polar):
+            raise TypeError(f"polar is a backend such as msign.EXACT, got {self.polar!r}")
+
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o / i)
 
@@ -235,7 +252,7 @@ class Spectral(Norm):
     @torch.no_grad()
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Semi-orthogonal, exactly: a polynomial would leave the singular values spread."""
-        d = torch.randn(w.shape, generator=generator)
+        d = gaussian(w.shape, generator)
         f = self.view(w.shape)
         Q = torch.linalg.qr(f.fold(d).mT if f.o < f.i * f.taps else f.fold(d)).Q
         Q = Q.mT if f.o < f.i * f.taps else Q

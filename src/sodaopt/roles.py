@@ -248,9 +248,12 @@ def _tied(p: nn.Parameter, at: list[Place]) -> bool:
 def _infer_head(all_: Places, bodies: list[nn.Module], found: Uses) -> None:
     """The last layer in order of registration, if it is linear and in no repeated block.
 
-    A linear layer of the size of a table comes first: it makes logits over the vocabulary.
+    A linear layer of the size of the largest table comes first: it makes logits over the
+    vocabulary. (A smaller table, of positions say, may have a hidden layer's size by chance.)
     """
-    tables = {tuple(p.shape) for p, at in all_.items() if _table(at[0], p.shape)}
+    found_tables = [p for p, at in all_.items() if _table(at[0], p.shape)]
+    largest = max((p.numel() for p in found_tables), default=0)
+    tables = {tuple(p.shape) for p in found_tables if p.numel() == largest}
     last = logits = None
     for p, (place, *_) in all_.items():
         if p.ndim < 2 or _table(place, p.shape) or _lora(place):
@@ -258,7 +261,7 @@ def _infer_head(all_: Places, bodies: list[nn.Module], found: Uses) -> None:
         inner = _repeated(place) or any(body in place.path for body in bodies)
         last = p if _linear(place, p.shape) and not inner else None
         logits = p if last is p and tuple(p.shape) in tables else logits
-    head, why = logits, "which has the size of a table"
+    head, why = logits, "which has the size of the largest table"
     if head is None:
         head, why = last, "the last layer in order of registration"
     if head is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -72,6 +74,8 @@ class SODA(Optimizer):
             "train_mode": True,
         }
         super().__init__(params, defaults)
+        if not any(group["params"] for group in self.param_groups):
+            raise ValueError("optimizer got an empty parameter list")
 
     # -- the five lines -----------------------------------------------------------------------
 
@@ -94,7 +98,10 @@ class SODA(Optimizer):
         for group in self.param_groups:
             method = self.methods[group["method"]]
             for leaves in self._buckets(group, method, number):
-                self._update(leaves, method, group)
+                # a step inside an autocast region must not run its matrix products in 16 bits
+                device = leaves[0].p.device.type
+                with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+                    self._update(leaves, method, group)
             number += len(group["params"])
 
     def _update(self, leaves: list[Leaf], method: Method, group: dict[str, Any]) -> None:
@@ -164,7 +171,8 @@ class SODA(Optimizer):
     def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of a parameter before its first step; first: which begins now."""
         y, dtype = p.detach(), sum_dtype(p.dtype)
-        s: State = {"step": torch.tensor(0.0)}
+        # explicit: a default dtype of bf16 would stop k at 256, a default device stall each step
+        s: State = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
         if method.centre == "init":
             s["z0"] = self.anchor.take(p, first)
         if method.keeps_m:
@@ -176,7 +184,8 @@ class SODA(Optimizer):
             if dtype != y.dtype:
                 s["y"] = y.clone()  # eval() cannot put 16 bits of y into the fp32 x
         s |= method.geometry.state(y, dtype)
-        return s | {n: torch.tensor(v, dtype=torch.float64) for n, v in method.memory.items()}
+        memory = method.memory.items()
+        return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of p. Up to its first step it is made again from the parameter as it is now:
@@ -213,6 +222,8 @@ class SODA(Optimizer):
         group["method"] = self._register(wanted)
         method = self.methods[group["method"]]
         factor = group.pop("lr_factor", 1.0)
+        if "lr" in group and factor != 1:
+            raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
         group.setdefault("lr", self.defaults["lr"] * factor if factor != 1 else self.defaults["lr"])
         _check_lr(group["lr"], where)
         _check_keys(group, method, where)
@@ -375,7 +386,7 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 class _Held:
@@ -418,10 +429,10 @@ def _label(group: dict[str, Any], j: int) -> str:
 
 
 def _check_lr(lr: Any, where: str) -> None:
-    if not isinstance(lr, int | float | Tensor):
+    if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
         raise TypeError(f"{where}: lr must be a number, got {lr!r}; SODA(params, lr, method)")
-    if not lr >= 0:
-        raise ValueError(f"{where}: lr must not be negative, got {lr}")
+    if not 0 <= float(lr) < float("inf"):
+        raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
 
 
 def _check_keys(group: dict[str, Any], method: Method, where: str) -> None:

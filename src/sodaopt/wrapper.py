@@ -15,7 +15,7 @@ from .bases import DECAYS
 from .groups import hidden
 from .schedules import Coef
 from .template import SODA
-from .wrapping import Group, Pair, Wrapper, check_base
+from .wrapping import Group, Pair, Wrapper, check_base, decays
 
 
 class _Held(NamedTuple):
@@ -27,6 +27,7 @@ class _Held(NamedTuple):
     old: dict[Tensor, Tensor]
     low: list[tuple[int, Tensor, Tensor, Tensor | None]]
     pull: list[tuple[list[Tensor], list[Tensor]]]
+    pulled: list[Tensor]
 
 
 class SODAWrapper(Wrapper):
@@ -60,8 +61,10 @@ class SODAWrapper(Wrapper):
     ) -> None:
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
-        if not start >= 0:
-            raise ValueError(f"start counts steps and must not be negative, got {start}")
+        if not (isinstance(start, int) and start >= 0) or isinstance(start, bool):
+            raise ValueError(f"start counts steps and must not be negative, got {start!r}")
+        if not (callable(decay) or isinstance(decay, int | float)):
+            raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
         self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and isinstance(self.anchor, anchors.Elsewhere):
@@ -69,16 +72,21 @@ class SODAWrapper(Wrapper):
         self.watching = False
         self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
+        only = only if only is None or callable(only) else list(only)
+        self.only = only if callable(only) else None
         chosen = None if only is None else _select(base, only)
         for j, group in enumerate(base.param_groups):
             group["soda_only"] = True if chosen is None else chosen[j]
-        base.defaults.setdefault("soda_only", True)
+        base.defaults["soda_only"] = only is None
         super().__init__(base)
+        for group in base.param_groups:
+            self.lam(group | {"soda_k": self.start})  # out of range is an error now, not later
 
     @classmethod
     def hidden(cls, base: Optimizer, model: torch.nn.Module, **options: Any) -> Self:
         """Pull what the layer plan calls hidden, and nothing else: the paper's choice."""
-        return cls(base, only=hidden(model), **options)
+        known = {p for g in base.param_groups for p in g["params"]}
+        return cls(base, only=[p for p in hidden(model) if p in known], **options)
 
     def marks(self) -> Group:
         memory = schedules.start(self.decay)
@@ -91,41 +99,56 @@ class SODAWrapper(Wrapper):
         only = group["soda_only"]
         return only if isinstance(only, bool) else j in only
 
-    def check(self) -> None:
-        for j, group in enumerate(self.base.param_groups):
+    def check_groups(self, groups: list[Group]) -> None:
+        for j, group in enumerate(groups):
             if group["soda_only"] is not False and group["soda_only"] != []:
                 _check_decay(self.base, group, j)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Through the base. A predicate for `only` chooses among the new parameters too; where
+        groups or parameters were listed, a new group is not pulled."""
+        group = dict(param_group)
+        if callable(self.only):
+            group["params"] = params = _as_list(group["params"])
+            plain = [p[1] if isinstance(p, tuple) else p for p in params]
+            group["soda_only"] = _places([j for j, p in enumerate(plain) if self.only(p)], plain)
+        super().add_param_group(group)
 
     def lam(self, group: Group) -> float:
         """The pull of the coming step."""
         k, lr = group["soda_k"], group["lr"]
         if k < self.start:
             return 0.0
-        past = self._past(group)
-        return schedules.value(self.decay, k - self._zero(), lr, past)  # type: ignore[no-any-return]
+        lam = schedules.value(self.decay, k - self._zero(), lr, self._past(group))
+        if isinstance(lam, int | float) and not 0 <= lam <= 1:
+            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
+        return lam  # type: ignore[no-any-return]
 
     def _zero(self) -> int:
         return 0 if self.at_start == "keep" else self.start
 
     def _past(self, group: Group) -> dict[str, Any]:
         past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
-        return schedules.advance(self.decay, past, group["soda_k"] - self._zero(), group["lr"])
+        k = group["soda_k"] - self._zero()
+        return past if k < 0 else schedules.advance(self.decay, past, k, group["lr"])
 
     def before(self, group: Group, pairs: list[Pair]) -> _Held:
         lam, z0, fresh = self.lam(group), {}, {}
+        if self.at_start == "reanchor" and group["soda_k"] == self.start:
+            for p in group["params"]:
+                if "z0" in self.own(p):
+                    self.keep(p, z0=self.anchor.take(p, True))
         for _, p in pairs:
             kept = self.own(p).get("z0")
             if kept is None:
                 fresh[p] = self.anchor.take(p, True)
                 if self.anchor.apart:  # elsewhere x is z0 at the first step: nothing to pull yet
                     z0[p] = fresh[p]
-            elif self.at_start == "reanchor" and group["soda_k"] == self.start:
-                self.keep(p, z0=self.anchor.take(p, True))
             else:
                 z0[p] = kept
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
         low = [(n, p, *self._lift(p, z0.get(p), lam)) for n, p in pairs if p.dtype.itemsize < 4]
-        held = _Held(lam, z0, fresh, old, low, [])
+        held = _Held(lam, z0, fresh, old, low, [], [])
         high = [p for _, p in pairs if p.dtype.itemsize >= 4 and p in z0]
         if high and not (isinstance(lam, float) and lam == 0):
             x = [sharded.local(p) for p in high]
@@ -136,6 +159,10 @@ class SODAWrapper(Wrapper):
                 held.pull.append((x, pulled))
             else:
                 self.anchor.pull_(high, x, [z0[p] for p in high], lam)
+                held.pulled.extend(high)
+        for _, p, _, old_ in low:  # last of all: an error before it must not leave zeros
+            if old_ is None:
+                sharded.local(p).zero_()
         return held
 
     def _lift(self, p: Tensor, z0: Tensor | None, lam: Any) -> tuple[Tensor, Tensor | None]:
@@ -145,10 +172,7 @@ class SODAWrapper(Wrapper):
         x = p_.float()
         if z0 is not None:
             self.anchor.pull_([p], [x], [z0], lam)
-        if self.reads:
-            return x, p_.clone()
-        p_.zero_()
-        return x, None
+        return x, p_.clone() if self.reads else None
 
     def after(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         for xs, pulls in held.pull:
@@ -167,6 +191,10 @@ class SODAWrapper(Wrapper):
     def undo(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         for _, p, x, old in held.low:
             sharded.local(p).copy_(x if old is None else old)
+        for p in held.pulled:  # back to where it was, but for rounding
+            if held.lam < 1:
+                x, z0 = sharded.local(p), self.anchor.give(p, held.z0[p])
+                x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.place(t, p) if name == "z0" else super().place(p, name, t)
@@ -224,25 +252,32 @@ def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
         chosen |= {p for g in groups for p in g["params"]}
     if not chosen:
         raise ValueError("only= selects no parameter of the base optimizer")
-    places = [[j for j, p in enumerate(g["params"]) if p in chosen] for g in base.param_groups]
     return [
-        (len(at) == len(g["params"])) if len(at) in (0, len(g["params"])) else at
-        for at, g in zip(places, base.param_groups, strict=True)
+        _places([j for j, p in enumerate(g["params"]) if p in chosen], g["params"])
+        for g in base.param_groups
     ]
+
+
+def _places(at: list[int], params: list[Any]) -> bool | list[int]:
+    return bool(at) if len(at) in (0, len(params)) else at
+
+
+def _as_list(params: Any) -> list[Any]:
+    return [params] if isinstance(params, Tensor) else list(params)
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
     """The base must not decay what is pulled: the pull takes weight decay's place."""
     where, name = f"group {j} of {type(base).__name__}", type(base).__name__
-    for key, off in DECAYS.items():
-        value = group.get(key, off)
-        if isinstance(value, Tensor) or value != off:
+    for key in decays(base, group):
+        if key != "method":
+            value, off = group[key], DECAYS[key]
             raise ValueError(
                 f"{where} has {key}={value!r}, and the pull takes the place of weight decay: write "
                 f"{name}(..., {key}={off!r}); in a framework that sets it, or a checkpoint that "
                 f"brings it back, set {key}={off!r} there"
             )
-    if isinstance(base, SODA):
+    if isinstance(base, SODA) and group.get("method") in base.methods:
         method = base.methods[group["method"]]
         if method.centre != "last" or method.lam != 1:
             raise ValueError(

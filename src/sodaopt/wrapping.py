@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from . import sharded
-from .bases import NON_READERS
+from .bases import DECAYS, NON_READERS
 from .template import SODA
 
 Group: TypeAlias = dict[str, Any]
@@ -49,6 +49,7 @@ class Wrapper(Optimizer):
 
     def check(self) -> None:
         """Raise if the base as it is now must not be wrapped."""
+        self.check_groups(self.base.param_groups)
 
     def before(self, group: Group, pairs: list[Pair]) -> Any:
         """Move the parameters to where the base is to step. What it returns, `after` gets."""
@@ -86,24 +87,25 @@ class Wrapper(Optimizer):
         if self.output and not all(g[self.key("train_mode")] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
         number, work = 0, []
-        for group in self.base.param_groups:
-            pairs = [
-                (number + j, p)
-                for j, p in enumerate(group["params"])
-                if p.grad is not None and p.numel() and self.wraps(group, j)
-            ]
-            number += len(group["params"])
-            if pairs:
-                work.append((group, pairs, self.before(group, pairs)))
         try:
+            for group in self.base.param_groups:
+                pairs = [
+                    (number + j, p)
+                    for j, p in enumerate(group["params"])
+                    if p.grad is not None and p.numel() and self.wraps(group, j)
+                ]
+                number += len(group["params"])
+                if pairs:
+                    work.append((group, pairs, self.before(group, pairs)))
             self.base.step()  # bare: some bases take no closure
+            while work:
+                self.after(*work[0])
+                group = work.pop(0)[0]
+                group[self.key("k")] += 1
         except BaseException:  # Ctrl-C too: whoever catches it may save the weights
             for group, pairs, held in work:
                 self.undo(group, pairs, held)
             raise
-        for group, pairs, held in work:
-            self.after(group, pairs, held)
-            group[self.key("k")] += 1
         return loss
 
     def wraps(self, group: Group, j: int) -> bool:
@@ -112,8 +114,10 @@ class Wrapper(Optimizer):
 
     @property
     def reads(self) -> bool:
-        """Whether the base's update may depend on the point it is at."""
-        return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
+        """Whether the base's update may depend on the point it is at: by its class, or because
+        it decays that point."""
+        known = f"{type(self.base).__module__}.{type(self.base).__qualname__}" in NON_READERS
+        return not known or any(decays(self.base, g) for g in self.base.param_groups)
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -175,8 +179,13 @@ class Wrapper(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Through the base."""
+        held = len(self.base.param_groups)
         self.base.add_param_group(param_group)
-        self.check()
+        try:
+            self.check()
+        except ValueError:
+            del self.base.param_groups[held:]  # a refused group leaves no trace
+            raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Through the base."""
@@ -206,15 +215,32 @@ class Wrapper(Optimizer):
         groups = [self.marks() | g for g in state_dict["param_groups"]]
         for group, current in zip(groups, live, strict=False):
             group |= {k: current[k] for k in self.chosen() if k in current}
-        self.base.load_state_dict({**state_dict, "state": theirs, "param_groups": groups})
+        self.check_groups(groups)  # before anything is loaded
+        self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
         for n, p in zip(numbers, params, strict=True):
             for key, t in ours.get(n, {}).items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
-        self.check()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def _load_base(self, state_dict: dict[str, Any]) -> None:
+        """Without this wrapper's tensors, which the base would miss in what it loads."""
+        kept = {
+            p: {k: s.pop(k) for k in list(s) if str(k).startswith(self.key(""))}
+            for p, s in self.base.state.items()
+            if isinstance(s, dict)
+        }
+        try:
+            self.base.load_state_dict(state_dict)
+        except BaseException:
+            for p, s in kept.items():
+                self.base.state[p].update(s)
+            raise
+
+    def check_groups(self, groups: list[Group]) -> None:
+        """Raise if these groups, live or to be loaded, must not be wrapped."""
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """A loaded tensor of p as this wrapper keeps it: its own dtype, and a copy."""
@@ -305,5 +331,24 @@ def check_base(base: Any, who: str) -> None:
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    if not isinstance(base, SODA) and callable(getattr(base, "eval", None)):
+    averages = (
+        any(m.keeps_x or m.keeps_z for m in base.methods.values())
+        if isinstance(base, SODA)
+        else callable(getattr(base, "eval", None))
+    )
+    if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
+
+
+def decays(base: Optimizer, group: Group) -> list[str]:
+    """The keys of a group under which the base decays its weights; a row's centre counts."""
+    keys = [k for k, off in DECAYS.items() if k in group and _is_on(group[k], off)]
+    if isinstance(base, SODA):
+        method = base.methods.get(group.get("method", ""))  # a loaded name may be another's
+        if method is not None and method.centre != "last":
+            keys.append("method")
+    return keys
+
+
+def _is_on(value: Any, off: Any) -> bool:
+    return isinstance(value, Tensor) or value != off

@@ -73,6 +73,8 @@ def decayed(method: Method, weight_decay: float) -> Method:
         raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
     if weight_decay == 0:
         return method
+    if not _plain(method, "decayed").geometry.homogeneous:
+        raise ValueError(f"{method.name} clips, and a clipped step has no decayed form: use soda()")
     lam = times(weight_decay, schedules.lr)
     gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr
     return replace(method, centre="origin", lam=lam, gamma=gamma)
@@ -80,6 +82,8 @@ def decayed(method: Method, weight_decay: float) -> Method:
 
 def _plain(method: Method, who: str) -> Method:
     """The method, if its step is y <- y + u: what soda, schedule_free and gpa can build on."""
+    if not isinstance(method, Method):
+        raise TypeError(f"{who} takes a Method such as zoo.adam(), got {method!r}")
     if method.centre != "last" or method.lam != 1:
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
@@ -345,6 +349,8 @@ def schedule_free(
     c = w_k/sum w, w = (k+1)^r (largest lr)^2: 1/(k+1) while lr does not rise. (Defazio et al. 2024)
     """
     lam = schedules.lr_weighted(r, weight_lr_power)
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta must be in [0, 1], got {beta}")
     return replace(_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=1 - beta)
 
 
