@@ -1,0 +1,71 @@
+"""The `sodaopt` command. Each subcommand is a dataclass with a `run` method, in its own module.
+
+    sodaopt theory --help
+
+A new one is a line in COMMANDS. Only the module of the chosen one is imported, so that each needs
+no more than it uses, and `import sodaopt` nothing of this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from ._errors import unknown
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where the dataclass of a subcommand is, and what it does in a line."""
+
+    module: str
+    name: str
+    about: str
+
+
+COMMANDS = {
+    "theory": Command("sodaopt.theory.command", "Theory", "check the convex theory, draw it"),
+}
+
+
+def usage() -> str:
+    lines = [f"  {name:10} {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: sodaopt COMMAND [options]", "", *lines, "", "sodaopt COMMAND --help"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; its exit code, 2 where it was called wrongly."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if args else 2
+    if args[0] == "--version":
+        print(import_module("sodaopt").__version__)
+        return 0
+    if args[0] not in COMMANDS:
+        return _fail(unknown("command", args[0], COMMANDS))
+    return _call(args[0], args[1:])
+
+
+def _call(name: str, args: list[str]) -> int:
+    command = COMMANDS[name]
+    try:
+        import tyro
+
+        config = getattr(import_module(command.module), command.name)
+        return int(tyro.cli(config, prog=f"sodaopt {name}", args=args).run())
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("sodaopt"):  # not the user's to install
+            raise
+        return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
+
+
+def _fail(message: str) -> int:
+    print(f"sodaopt: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

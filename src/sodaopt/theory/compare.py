@@ -1,0 +1,95 @@
+"""The usual methods on the same problems, each with its best learning rate of one stated grid.
+
+All of them are methods of the library, so one optimizer class runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import zoo
+from ..method import Method
+from ..schedules import Number
+from .bounds import linear, uniform
+from .experiments import quadratic_noisy
+from .lemmas import rule_for
+from .models import least_absolute, logistic
+from .problems import Problem, hard_quadratic
+from .remarks import tuned
+from .runs import gaps
+
+GRID = [4.0**j for j in range(-7, 3)]
+NS = [2**j for j in range(3, 9)]
+REPLICAS = 8
+
+
+def accelerated_gradient() -> Method:
+    """Nesterov's accelerated gradient: x+ = y - lr g; y = x+ + k/(k+3) (x+ - x).
+
+    Its velocity is b <- (k-1)/(k+2) b + g, of mass (k+3)/4, so m = b/mass has alpha = 4/(k+3) (1 at
+    the start), and y moves by -lr (g + k/(k+3) b) = -lr (k+4)/4 m_bar with alpha_bar = 4/(k+4). The
+    parameters hold y. (Nesterov 1983)
+    """
+
+    def alpha(k: Number, lr: Number) -> Number:
+        return min(1.0, 4 / (k + 3))
+
+    def alpha_bar(k: Number, lr: Number) -> Number:
+        return 4 / (k + 4)
+
+    def gamma(k: Number, lr: Number) -> Number:
+        return lr * (k + 4) / 4
+
+    return Method(zoo.GD, alpha, alpha_bar, gamma=gamma, name="accelerated_gradient")
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "SGD": zoo.sgd,
+    "Adam": zoo.adam,
+    "Schedule-Free SGD": zoo.schedule_free,
+    "Nesterov": accelerated_gradient,
+    "dual averaging": zoo.dual_averaging,
+    "SODA, a = 1": zoo.moda,
+    "SODA, a = k+1": zoo.accelerated,
+}
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "quadratic": hard_quadratic,
+    "quadratic, noisy": quadratic_noisy,
+    "logistic": logistic,
+    "absolute": least_absolute,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A method on a problem: its learning rate, whether that ends the grid, its mean gaps."""
+
+    problem: str
+    method: str
+    lr: float
+    edge: bool
+    ns: list[int]
+    gap: list[float]
+
+
+def compare(problem: str, method: str) -> Result:
+    """The learning rate of the grid with the smallest gap at the largest n."""
+    f = PROBLEMS[problem]()
+    replicas = REPLICAS if f.stochastic else 1
+    lr, found = tuned(f, METHODS[method](), GRID, NS, replicas)
+    edge = lr in (GRID[0], GRID[-1])
+    return Result(problem, method, lr, edge, list(found), list(found.values()))
+
+
+def untuned(problem: str) -> list[Result]:
+    """The theory's step size for the largest n, nothing tuned, for both weights."""
+    f, n, out = PROBLEMS[problem](), NS[-1], []
+    replicas = REPLICAS if f.stochastic else 1
+    for a, name in ((uniform, "SODA, a = 1, theory's lr"), (linear, "SODA, a = k+1, theory's lr")):
+        rule, _ = rule_for(f, zoo.GD, a, n)
+        found = gaps(f, rule.method, rule.eta, NS, replicas=replicas)
+        gap = [float(g.mean()) for g in found.values()]
+        out.append(Result(problem, name, rule.eta, False, list(found), gap))
+    return out

@@ -1,0 +1,129 @@
+"""The identities and lemmas on every problem and regulariser, for both weights and three lam_bar.
+
+E1, E2 and E3 are the engine's arithmetic, to 1e-12; the regret bound and the online-to-batch lemmas
+are checked on every path, the noise constants (rho, sigma) of the corollaries in the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from .. import schedules, zoo
+from ..geometry import Clip, Geometry, Sharp, Sign, Spectral, unit
+from ..method import Method
+from ..msign import EXACT
+from . import checks, rates
+from .bounds import Constants, constants, linear, uniform
+from .checks import Check
+from .experiments import (
+    SIGN_BALL,
+    SPECTRAL_BALL,
+    Row,
+    box_noisy,
+    near_l1,
+    quadratic_metric,
+    quadratic_noisy,
+    spectral_noisy,
+)
+from .models import l1_regression, least_absolute, logistic
+from .problems import Problem
+from .rates import Rule
+from .regularisers import Smoothed, clip, regulariser
+from .runs import Trace, Weights, trace
+
+LAM_BARS = ("0", "lam/10", "1")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A problem in a geometry, and the name of its regulariser."""
+
+    label: str
+    problem: Callable[[], Problem]
+    geometry: Callable[[Problem], Geometry]
+
+
+SETTINGS = [
+    Setting("Euclidean", quadratic_noisy, lambda f: zoo.GD),
+    Setting("Euclidean", least_absolute, lambda f: zoo.GD),
+    Setting("Euclidean", logistic, lambda f: zoo.GD),
+    Setting("Euclidean clip", quadratic_noisy, lambda f: clip(1.0)),
+    Setting("fixed metric", quadratic_noisy, quadratic_metric),
+    Setting("1/2||.||_p^2", quadratic_noisy, near_l1),
+    Setting("1/2||.||_p^2", l1_regression, near_l1),
+    Setting("sign ball, smoothed", box_noisy, lambda f: SIGN_BALL),
+    Setting("sign sharp, smoothed", quadratic_noisy, lambda f: Smoothed(Sharp(Sign(unit)), 0.5)),
+    Setting("spectral ball, smoothed", spectral_noisy, lambda f: SPECTRAL_BALL),
+    Setting(
+        "spectral clip, smoothed",
+        spectral_noisy,
+        lambda f: Smoothed(Clip(Spectral(unit, polar=EXACT)), 0.5),
+    ),
+]
+
+
+def with_lam_bar(method: Method, lam_bar: str) -> Method:
+    """lam_bar as it is written in LAM_BARS."""
+    if lam_bar == "lam/10":
+        return replace(method, lam_bar=schedules.times(0.1, method.lam))
+    return replace(method, lam_bar=float(lam_bar))
+
+
+def rule_for(f: Problem, geometry: Geometry, a: Weights, n: int) -> tuple[Rule, Constants]:
+    """The rate that fits the problem: smooth where it knows its L."""
+    if f.L is None:
+        c = constants(f, geometry, "G")
+        return rates.bounded(n, c, geometry, a=a), c
+    c = constants(f, geometry, "L")
+    rate = rates.smooth if a is uniform else rates.accelerated
+    return rate(n, c, geometry), c
+
+
+def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]:
+    """Every check that applies, for both weights and every lam_bar."""
+    f = setting.problem()
+    geometry = setting.geometry(f)
+    h = regulariser(geometry)
+    for a in (uniform, linear):
+        rule, c = rule_for(f, geometry, a, n)
+        for lam_bar in LAM_BARS:
+            method = with_lam_bar(rule.method, lam_bar)
+            t = trace(method, rule.eta, n, f.z0, f.oracle(), a, replicas)
+            yield from _pathwise(t, f)
+            yield checks.regret(t, h, f.x_star)
+            if geometry == zoo.GD:
+                yield checks.e3(t, f.x_star)
+            if f.L is not None and lam_bar != "1":
+                yield checks.online_to_batch_smooth(t, f, h.space)
+            if f.L is not None:
+                yield checks.gradient_variation(t, f, c, h.space)
+
+
+def _pathwise(t: Trace, f: Problem) -> list[Check]:
+    return [checks.e1(t), checks.e2(t), checks.online_to_batch(t, f)]
+
+
+def rows(setting: Setting) -> list[Row]:
+    """The worst of each check, as lines of the table."""
+    f = setting.problem()
+    worst: dict[str, Check] = {}
+    for check in examine(setting):
+        seen = worst.get(check.name)
+        if seen is None or not check.ratio <= seen.ratio:
+            worst[check.name] = check
+    return [
+        Row(
+            name,
+            name,
+            f.name,
+            setting.label,
+            64,
+            check.limit,
+            check.measured,
+            None,
+            "",
+            check.holds,
+        )
+        for name, check in worst.items()
+    ]

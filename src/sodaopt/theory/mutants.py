@@ -1,0 +1,104 @@
+"""Wrong versions of the method, each off by what is easy to get wrong, and what notices them.
+
+A check that no mutant fails tests nothing: this table is the test of the checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from .. import schedules, zoo
+from ..schedules import Number, times
+from . import checks, rates
+from .bounds import constants
+from .checks import Check
+from .models import least_absolute
+from .problems import Problem, hard_quadratic
+from .rates import Rate, Rule
+from .regularisers import regulariser
+from .runs import gaps, trace
+
+Change: TypeAlias = Callable[[Callable[[int], Rule], int], Rule]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """change(rule, n) is the rule for n gradients gone wrong; `caught` names a check that fails."""
+
+    name: str
+    change: Change
+    caught: str | None
+    rate: Rate = rates.smooth
+
+
+def _slots(**slots: Any) -> Change:
+    """Other coefficients."""
+
+    def change(rule: Callable[[int], Rule], n: int) -> Rule:
+        right = rule(n)
+        return replace(right, method=replace(right.method, **slots))
+
+    return change
+
+
+def _steps(rule: Callable[[int], Rule], n: int) -> Rule:
+    """eta for as many gradients as there are steps."""
+    return replace(rule(n), eta=rule(n - 1).eta)
+
+
+def _five(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
+    """5 lam, at most 1."""
+    return lambda k, lr: min(1.0, 5 * lam(k, lr))
+
+
+ETA_K1 = times(schedules.lr, schedules.over(1, schedules.mean))  # eta (k+1)
+ETA_K2 = times(schedules.lr, schedules.grow)  # eta (k+2)
+FAR = _slots(lam_bar=_five(schedules.uniform))
+FAR_AHEAD = _slots(lam_bar=_five(schedules.accelerated))
+
+MUTANTS = [
+    Mutant("unchanged, smooth", _slots(), None),
+    Mutant("unchanged, bounded gradients", _slots(), None, rates.bounded),
+    Mutant("unchanged, accelerated", _slots(), None, rates.accelerated),
+    Mutant("alpha_bar = 0", _slots(alpha_bar=0.0), "E1"),
+    Mutant("alpha_bar one index off, 1/(k+1)", _slots(alpha_bar=schedules.mean), "E1"),
+    Mutant("gamma = eta (k+1)", _slots(gamma=ETA_K1), "E1"),
+    Mutant("gamma three times too large", _slots(gamma=times(3, ETA_K2)), "E1"),
+    Mutant("alpha = 1/(k+2)", _slots(alpha=schedules.uniform), "E1"),
+    Mutant("lambda = 1/2", _slots(lam=0.5), "E2"),
+    Mutant("n = steps, not steps + 1", _steps, "counting", rates.bounded),
+    Mutant("lambda_bar = 5 lambda, smooth", FAR, None),
+    Mutant("lambda_bar = 5 lambda, accelerated", FAR_AHEAD, "corollary", rates.accelerated),
+]
+
+
+def examine(mutant: Mutant, n: int = 48, replicas: int = 16) -> dict[str, Check]:
+    """All checks on one mutant. The identities and the regret on a noisy run of n gradients, the
+    corollary on one of 8 n, without noise where the rate is a smooth one."""
+    noisy, exact, name = _problems(mutant.rate)
+    h, c = regulariser(zoo.GD), constants(noisy, zoo.GD, name)
+    wrong = mutant.change(lambda n: mutant.rate(n, c), n)
+    t = trace(wrong.method, wrong.eta, n, noisy.z0, noisy.oracle(), wrong.a, replicas)
+    x = noisy.x_star
+    found = [checks.e1(t), checks.e2(t), checks.e3(t, x), checks.regret(t, h, x)]
+    found.append(checks.online_to_batch(t, exact))
+    if mutant.rate is rates.bounded:
+        found.append(checks.counting(t, c))
+    found.append(_corollary(mutant, exact, name, 8 * n, replicas))
+    return {check.name: check for check in found}
+
+
+def _problems(rate: Rate) -> tuple[Problem, Problem, str]:
+    """A noisy problem, the one for the corollary, and the constant that the rate needs."""
+    if rate is rates.bounded:
+        return least_absolute(), least_absolute(), "G"
+    return hard_quadratic().noisy(0.3), hard_quadratic(), "L"
+
+
+def _corollary(mutant: Mutant, f: Problem, name: str, n: int, replicas: int) -> Check:
+    c = constants(f, zoo.GD, name)
+    wrong = mutant.change(lambda n: mutant.rate(n, c), n)
+    gap = gaps(f, wrong.method, wrong.eta, [n], replicas=replicas if f.stochastic else 1)[n]
+    return checks.corollary(gap, mutant.rate(n, c).bound)

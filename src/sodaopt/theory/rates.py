@@ -1,0 +1,101 @@
+"""The paper's rates as rules: the method, the step size eta, and the bound they come with.
+
+    rule = rates.smooth(1000, Constants(R=0.5, L=4.0))
+    optimizer = SODA(params, lr=rule.eta, method=rule.method)      # then 999 steps
+
+n counts gradients: n - 1 steps and the output x^{n-1}. N calls of step() mean n = N + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from .. import schedules, zoo
+from ..geometry import Geometry
+from ..method import Method
+from ..schedules import Coef
+from . import bounds
+from .bounds import Constants, linear, uniform
+from .regularisers import regulariser
+from .runs import Weights
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Run `method` at lr = eta for n - 1 steps: E f(x^{n-1}) - f* <= bound."""
+
+    method: Method
+    eta: float
+    n: int
+    bound: float
+    a: Weights
+
+
+Rate: TypeAlias = Callable[..., Rule]
+
+
+def method_of(a: Weights, geometry: Geometry = zoo.GD) -> Method:
+    """alpha = a_k/A_k, alpha_bar = lam = a_{k+1}/A_{k+1}, gamma = eta A_{k+1}, lam_bar = 0."""
+    if a is uniform:
+        return zoo.moda(geometry)
+    if a is linear:
+        return zoo.accelerated(geometry)
+    return zoo.moda(geometry, schedules.weights(a))
+
+
+def bounded(
+    n: int, c: Constants, geometry: Geometry = zoo.GD, *, lam_bar: Coef = 0.0, a: Weights = uniform
+) -> Rule:
+    """||g^k||_* <= G: eta = sqrt(mu R)/(sqrt(2) G sqrt(n)), bound 2 sqrt(2) G sqrt(R)/sqrt(mu n).
+
+    lam_bar is anything in [0, 1]. For other weights eta = sqrt(mu R/(2 sum a_k^2))/G, the best in
+    the same bound.
+    """
+    _check(n, geometry)
+    eta = math.sqrt(c.mu * c.need("R") / (2 * bounds.sums(n, a)[1])) / c.need("G")
+    method = replace(method_of(a, geometry), lam_bar=lam_bar)
+    return Rule(method, eta, n, bounds.bounded_gradients(eta, n, c, a), a)
+
+
+def smooth(n: int, c: Constants, geometry: Geometry = zoo.GD, *, share: float = 0.0) -> Rule:
+    """f is L-smooth, a_k = 1: eta = min(mu/(6 rho L), sqrt(mu R)/(sigma sqrt(n))), bound
+
+    R/(eta n) + eta sigma^2/(2 mu) + eta rho/(2 mu n) 2 L^2 R/mu. lam_bar = share lam <= lam/10.
+    """
+    _check(n, geometry)
+    eta = min(c.mu / (6 * c.rho * c.need("L")), _noise_limited(c, n))
+    return Rule(_sharing(uniform, geometry, share), eta, n, bounds.smooth(eta, n, c), uniform)
+
+
+def accelerated(n: int, c: Constants, geometry: Geometry = zoo.GD, *, share: float = 0.0) -> Rule:
+    """f is L-smooth, a_k = k+1: eta = min(mu/(12 rho L), sqrt(mu R)/(sigma n^1.5)), bound
+
+    R/(eta A) + eta sigma^2 (2n+1)/(6 mu) + eta rho L^2 R/(mu^2 A) with A = n(n+1)/2.
+    """
+    _check(n, geometry)
+    eta = min(c.mu / (12 * c.rho * c.need("L")), _noise_limited(c, n**3))
+    return Rule(_sharing(linear, geometry, share), eta, n, bounds.smooth(eta, n, c, linear), linear)
+
+
+def _noise_limited(c: Constants, n: int) -> float:
+    return math.sqrt(c.mu * c.need("R") / n) / c.sigma if c.sigma else math.inf
+
+
+def _sharing(a: Weights, geometry: Geometry, share: float) -> Method:
+    """lam_bar = share lam. Beyond lam/10 smoothness no longer pays for the extrapolation."""
+    if not 0 <= share <= 0.1:
+        raise ValueError(
+            f"the smooth rates need lam_bar <= lam/10, got lam_bar = {share} lam; "
+            "rates.bounded takes any lam_bar in [0, 1]"
+        )
+    method = method_of(a, geometry)
+    return replace(method, lam_bar=schedules.times(share, method.lam)) if share else method
+
+
+def _check(n: int, geometry: Geometry) -> None:
+    if n < 1:
+        raise ValueError(f"n counts gradients and must be at least 1, got {n}")
+    regulariser(geometry)

@@ -1,0 +1,198 @@
+"""Regularisers h with a known modulus of strong convexity, and the mirror maps torch lacks.
+
+Every h here is smallest at the centre z0, so R = h(x*) - inf h is a function of x* - z0.
+
+    Sharp(Euclidean())         1/2 ||u||_2^2                           mu = 1 in l2
+    Clip(Euclidean(), r)       the same on the ball of radius r        mu = 1/r^2 in l2
+    FixedMetric(H)             1/2 <u, H u>                            mu = 1 in ||.||_H
+    PNorm(p), 1 < p <= 2       1/2 ||u||_p^2                           mu = p - 1 in l_p
+    Smoothed(h, tau)           h + tau/2 ||u||_2^2 for any ball, sharp or clip; mu = tau in l2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..geometry import Ball, Clip, Geometry, Moment, Sharp
+from ..norms import Euclidean, Norm, Shape, Sign, Spectral, matrix, unit
+from ..schedules import Number
+from .spaces import Lp, Metric, Space, apply, dot, length
+
+
+@dataclass(frozen=True)
+class Regulariser:
+    """h and its facts: mu-strongly convex in the norm of `space`; gap(u) = h(z0 + u) - inf h."""
+
+    geometry: Geometry
+    space: Space
+    mu: float
+    gap: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class FixedMetric(Geometry):
+    """h = 1/2 <u, H u>: u = -gamma H^-1 m_bar for one positive definite H."""
+
+    H: Tensor
+
+    def __post_init__(self) -> None:
+        if torch.linalg.cholesky_ex(self.H).info != 0 or not self.H.equal(self.H.mT):
+            raise ValueError("a fixed metric needs a symmetric positive definite H")
+
+    def check(self, shape: Shape) -> None:
+        if len(shape) < 2 or shape[-2] != len(self.H):
+            raise ValueError(
+                f"H is {len(self.H)} x {len(self.H)}: the variable must be (..., o, i)"
+            )
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        inverse: Tensor = torch.linalg.inv(self.H)
+        return inverse
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        return [apply(self.inverse, d) * -gamma for d in m_bar]
+
+
+@dataclass(frozen=True)
+class PNorm(Geometry):
+    """h = 1/2 ||u||_p^2: u = -gamma ||m_bar||_q^(2-q) |m_bar|^(q-1) sign(m_bar), 1/p + 1/q = 1."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if not 1 < self.p <= 2:
+            raise ValueError(
+                f"1/2 ||.||_p^2 is strongly convex for 1 < p <= 2 only, got p = {self.p}; "
+                "near l1 take p = 1 + 1/log(d)"
+            )
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        return [self._map(d) * -gamma for d in m_bar]
+
+    def _map(self, d: Tensor) -> Tensor:
+        q = self.p / (self.p - 1)
+        size = length(d, q)
+        share = d.abs() / size.clamp(min=1e-300)  # first, or |d|^(q-1) underflows
+        u: Tensor = size * share ** (q - 1) * d.sign()
+        return u
+
+
+@dataclass(frozen=True)
+class Smoothed(Geometry):
+    """h + tau/2 ||u||_2^2 for a ball, sharp or clip h: u = -min(gamma s/tau, t) along m_bar,
+
+    with s the sizes of m_bar (entries, singular values or length) and t the level where h stops
+    them. For a ball t is its radius, so u is the projection of -gamma m_bar/tau; not a clip, which
+    would scale all of it. For a sharp, t = max_j (gamma s_1 + ... + gamma s_j)/(1/r^2 + j tau).
+    """
+
+    h: Ball | Sharp | Clip
+    tau: float = 1.0
+    homogeneous: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau must be positive, got {self.tau}: without it h stays as it was")
+        if not isinstance(self.h, Ball | Sharp | Clip):
+            raise TypeError(f"Smoothed takes a Ball, a Sharp or a Clip, got {self.h!r}")
+        if not isinstance(self.h.norm, Sign | Spectral | Euclidean):
+            raise TypeError(f"no smoothed map for {self.h.norm!r}: take Sign, Spectral, Euclidean")
+        if callable(self.h.radius):
+            raise TypeError(
+                "Smoothed takes a fixed radius, not a schedule: the theory's h is fixed"
+            )
+
+    def check(self, shape: Shape) -> None:
+        self.h.check(shape)
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+        return [self._map(d, gamma, r) for d, r in zip(m_bar, self.h.widths(at), strict=True)]
+
+    def _map(self, d: Tensor, gamma: Number, r: float) -> Tensor:
+        s, rebuild = _sizes(self.h.norm, d)
+        return rebuild((gamma * s / self.tau).minimum(self._level(gamma * s, r)))
+
+    def _level(self, s: Tensor, r: float) -> Tensor:
+        """t of each row of s."""
+        top = torch.full_like(s[:, :1], torch.inf if isinstance(self.h, Sharp) else r)
+        if isinstance(self.h, Ball):
+            return top
+        j = torch.arange(1, s.shape[1] + 1, dtype=s.dtype)
+        sums = s.sort(descending=True).values.cumsum(-1) / (1 / r**2 + j * self.tau)
+        return sums.amax(-1, keepdim=True).minimum(top)
+
+
+def _sizes(norm: Norm, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What the norm measures of each variable, as rows, and u back from new sizes (downhill)."""
+    f = norm.view(d.shape)
+    X = f.fold(d)
+    if isinstance(norm, Sign):
+        return X.abs().flatten(1), lambda s: f.unfold(-X.sign() * s.view_as(X), d.shape)
+    if isinstance(norm, Spectral):
+        U, S, Vh = torch.linalg.svd(X, full_matrices=False)
+        return S, lambda s: f.unfold(-(U * s[:, None]) @ Vh, d.shape)
+    size = length(X, 2)
+    return size[..., 0], lambda s: f.unfold(-X / size.clamp(min=1e-300) * s[..., None], d.shape)
+
+
+def clip(radius: float) -> Clip:
+    """1/2 ||u||_2^2 on the Euclidean ball; of a stack, each variable has its own ball."""
+    return Clip(Euclidean(view=matrix), radius)
+
+
+def regulariser(geometry: Geometry) -> Regulariser:
+    """The facts of a geometry; one that is not strongly convex is refused, for no bound holds."""
+    match geometry:
+        case FixedMetric(H):
+            space = Metric(H)
+            return Regulariser(geometry, space, 1.0, lambda u: space.norm(u) ** 2 / 2)
+        case PNorm(p):
+            lp = Lp(p)
+            return Regulariser(geometry, lp, p - 1, lambda u: lp.norm(u) ** 2 / 2)
+        case Smoothed(h, tau):
+            return Regulariser(geometry, Lp(), tau, lambda u: _base(h, u) + tau / 2 * dot(u, u))
+        case Sharp() | Clip() if _euclidean(geometry.norm) and not callable(geometry.radius):
+            mu = 1 / geometry.radius**2
+            return Regulariser(geometry, Lp(), mu, lambda u: _base(geometry, u))
+    raise ValueError(
+        f"{name(geometry)} is not strongly convex, so no bound holds for it. Smooth it, "
+        f"h + tau psi: {_fix(geometry)}"
+    )
+
+
+def name(geometry: Geometry) -> str:
+    """Ball(Sign()), not the whole record."""
+    inside = getattr(geometry, "norm", None) or getattr(geometry, "h", None)
+    if isinstance(inside, Geometry):
+        return f"{type(geometry).__name__}({name(inside)})"
+    return f"{type(geometry).__name__}({type(inside).__name__ + '()' if inside else ''})"
+
+
+def _euclidean(norm: Norm) -> bool:
+    return isinstance(norm, Euclidean) and norm.scale is unit
+
+
+def _base(h: Ball | Sharp | Clip, u: Tensor) -> Tensor:
+    """h(z0 + u) - inf h: the square of the norm, the indicator of the ball, or their sum."""
+    u = u if u.dim() == 3 else u[None]
+    if isinstance(h.norm, Euclidean):  # whose view may be the whole stack
+        size = Lp().norm(u) / h.norm.width(u.shape)
+    else:
+        size = h.norm.norm(u)
+    size = size / float(h.radius)  # type: ignore[arg-type]
+    square = torch.zeros_like(size) if isinstance(h, Ball) else size**2 / 2
+    outside = size > 1 + 1e-12  # rounding may put a point of the boundary there
+    return square if isinstance(h, Sharp) else square.masked_fill(outside, torch.inf)
+
+
+def _fix(geometry: Geometry) -> str:
+    if isinstance(geometry, Ball | Sharp | Clip):
+        return f"theory.Smoothed({name(geometry)}, tau=1.0)"
+    return "theory.Smoothed(Ball(Sign()), tau=1.0) is one, FixedMetric(H) and PNorm(p) are others"

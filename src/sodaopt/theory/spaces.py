@@ -1,0 +1,112 @@
+"""The norms in which a problem states its constants: ||x||, the dual, and what they make of maps.
+
+A point is a stack (..., o, i): the last two dimensions are the variable, a vector is a column.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    """<u, v> of each variable of a stack."""
+    return (u * v).sum((-2, -1))
+
+
+def apply(A: Tensor, x: Tensor) -> Tensor:
+    """A x of each variable of a stack: one product, where A @ x would make one for each of them."""
+    return (x.mT @ A.mT).mT
+
+
+def length(x: Tensor, p: float) -> Tensor:
+    """||x||_p of each variable, as (..., 1, 1). Scaled by the largest entry: |x|^p with a large p
+    overflows long before x does."""
+    top = x.abs().amax((-2, -1), keepdim=True).clamp(min=1e-300)
+    scaled: Tensor = torch.linalg.vector_norm(x / top, p, dim=(-2, -1), keepdim=True)
+    return top * scaled
+
+
+class Space:
+    """A norm. In a Hilbert space variances add, so its noise constants are smaller."""
+
+    hilbert: ClassVar[bool] = True
+
+    def norm(self, x: Tensor) -> Tensor:
+        """||x||."""
+        raise NotImplementedError
+
+    def dual(self, g: Tensor) -> Tensor:
+        """||g||_* = max <g, x> over ||x|| <= 1."""
+        raise NotImplementedError
+
+    def operator(self, A: Tensor) -> float:
+        """At least max ||A x||_2 over ||x|| <= 1, so that f(A x) is L operator(A)^2-smooth."""
+        raise NotImplementedError
+
+    def gaussian(self, shape: tuple[int, int]) -> float:
+        """At least E ||xi||_*^2 for a standard normal xi."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Lp(Space):
+    """||x||_p with 1 < p <= 2; the dual is ||g||_q with 1/p + 1/q = 1."""
+
+    p: float = 2.0
+
+    @property
+    def hilbert(self) -> bool:  # type: ignore[override]
+        return self.p == 2
+
+    @property
+    def q(self) -> float:
+        return self.p / (self.p - 1)
+
+    def norm(self, x: Tensor) -> Tensor:
+        return length(x, self.p)[..., 0, 0]
+
+    def dual(self, g: Tensor) -> Tensor:
+        return length(g, self.q)[..., 0, 0]
+
+    def operator(self, A: Tensor) -> float:
+        """Riesz-Thorin between l1 (the longest column) and l2 (the largest singular value)."""
+        t = 2 / self.p - 1
+        column = float(torch.linalg.vector_norm(A, dim=0).max())
+        return float(column**t * float(torch.linalg.matrix_norm(A, 2)) ** (1 - t))
+
+    def gaussian(self, shape: tuple[int, int]) -> float:
+        """(d E|N|^q)^(2/q), which is d for q = 2; Jensen's inequality makes it enough."""
+        moment = 2 ** (self.q / 2) * math.gamma((self.q + 1) / 2) / math.sqrt(math.pi)
+        return float((math.prod(shape) * moment) ** (2 / self.q))
+
+
+@dataclass(frozen=True, eq=False)
+class Metric(Space):
+    """||x||_H = <x, H x>^(1/2), dual <g, H^-1 g>^(1/2)."""
+
+    H: Tensor
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        inverse: Tensor = torch.linalg.inv(self.H)
+        return inverse
+
+    def norm(self, x: Tensor) -> Tensor:
+        return dot(x, apply(self.H, x)).sqrt()
+
+    def dual(self, g: Tensor) -> Tensor:
+        return dot(g, apply(self.inverse, g)).sqrt()
+
+    def operator(self, A: Tensor) -> float:
+        """||A x||_2 = ||A C^-T (C^T x)||_2 with H = C C^T and ||C^T x||_2 = ||x||_H."""
+        C = torch.linalg.cholesky(self.H)
+        return float(torch.linalg.matrix_norm(torch.linalg.solve(C, A.mT), 2))
+
+    def gaussian(self, shape: tuple[int, int]) -> float:
+        return shape[1] * float(self.inverse.diagonal().sum())
