@@ -50,7 +50,7 @@ class _Averaged(Wrapper):
             z = kept.get("z", p.detach().to(dtype, copy=True))
             x = kept.get("x", z.clone())
             p_, z_, old = sharded.local(p), sharded.local(z), None
-            z_.sub_(p_.to(dtype), alpha=group["lr"] * self.weight_decay_at_y)
+            z_.sub_(p_.to(dtype), alpha=group.get("lr", 0.0) * self.weight_decay_at_y)
             if p.dtype == dtype:
                 p_.copy_(z_)
             elif self.reads:
@@ -61,7 +61,7 @@ class _Averaged(Wrapper):
         return held
 
     def after(self, group: Group, pairs: list[Pair], held: list[_Kept]) -> None:
-        k, lr = group[self.key("k")], group["lr"]
+        k, lr = group[self.key("k")], group.get("lr", 1.0)
         past = {n: group[self.key(n)] for n in schedules.start(self.lam)}
         past = schedules.advance(self.lam, past, k, lr)
         lam = schedules.value(self.lam, k, lr, past)

@@ -116,7 +116,7 @@ class SODAWrapper(Wrapper):
 
     def lam(self, group: Group) -> float:
         """The pull of the coming step."""
-        k, lr = group["soda_k"], group["lr"]
+        k, lr = group["soda_k"], group.get("lr", 0.0)  # a few bases have none
         if k < self.start:
             return 0.0
         lam = schedules.value(self.decay, k - self._zero(), lr, self._past(group))
@@ -130,7 +130,7 @@ class SODAWrapper(Wrapper):
     def _past(self, group: Group) -> dict[str, Any]:
         past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
         k = group["soda_k"] - self._zero()
-        return past if k < 0 else schedules.advance(self.decay, past, k, group["lr"])
+        return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
 
     def before(self, group: Group, pairs: list[Pair]) -> _Held:
         lam, z0, fresh = self.lam(group), {}, {}
@@ -207,7 +207,7 @@ class SODAWrapper(Wrapper):
         rows = []
         for j, group in enumerate(self.base.param_groups):
             kept = {p: self.own(p)["z0"] for p in group["params"] if "z0" in self.own(p)}
-            lam, lr = float(self.lam(group)), float(group["lr"])
+            lam, lr = float(self.lam(group)), float(group.get("lr", 0.0))
             row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": lam / lr if lr else 0.0}
             apart = [sharded.local(p.detach()) - self.anchor.give(p, t) for p, t in kept.items()]
             row["distance"] = _length(apart)
