@@ -85,10 +85,7 @@ def main() -> None:
     for recipe, lr in RECIPES.items():
         loss, ms, state = train(recipe, lr)
         print(f"{recipe:<12} {lr:>7.4f} {loss:>7.3f} {ms:>8.2f} {state:>13.2f}", flush=True)
-    print(
-        "\nTraining loss, one seed, each at its best learning rate of a coarse grid: a look, not a"
-    )
-    print("benchmark.")
+    print("\nTraining loss, one seed, each at the best of a coarse grid of learning rates.")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any, NamedTuple
@@ -104,6 +105,10 @@ class Method:
     def __repr__(self) -> str:
         slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]
         return f"Method({self.name}: {', '.join(slots)})"
+
+
+ROWS: dict[str, Callable[..., Method]] = {}
+"""The zoo by name; `zoo` fills it."""
 
 
 def _show(v: Any) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -13,21 +11,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import anchors, rounding, sharded
+from ._checks import as_list, check_keys, check_lr, check_parameter
 from ._errors import times, unknown
 from .geometry import Moment, State
-from .method import Coefs, Method
+from .method import ROWS, Coefs, Method
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-
-ROWS: dict[str, Callable[..., Method]] = {}
-"""The zoo by name; `zoo` fills it."""
-
-# Hyperparameters of other optimizers: in a group they would be ignored in silence.
-IGNORED = {
-    "weight_decay", "momentum", "betas", "beta", "beta1", "beta2", "eps", "nesterov", "dampening",
-    "amsgrad", "momentum_decay", "rho", "alpha", "alpha_bar", "lam", "lam_bar", "gamma", "centre",
-    "geometry", "radius", "scale", "norm",
-}  # fmt: skip
 
 
 class Leaf(NamedTuple):
@@ -64,7 +53,7 @@ class SODA(Optimizer):
     ) -> None:
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
-        _check_lr(lr, "SODA")
+        check_lr(lr, "SODA")
         defaults = {
             "lr": lr,
             "method": None if method is None else self._register(method),
@@ -225,9 +214,9 @@ class SODA(Optimizer):
         if "lr" in group and factor != 1:
             raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
         group.setdefault("lr", self.defaults["lr"] * factor if factor != 1 else self.defaults["lr"])
-        _check_lr(group["lr"], where)
-        _check_keys(group, method, where)
-        group["params"] = params = _as_list(group.get("params"), where)
+        check_lr(group["lr"], where)
+        check_keys(group, method, where)
+        group["params"] = params = as_list(group.get("params"), where)
         lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))
         seen = {p for g in self.param_groups for p in g["params"]}
@@ -235,7 +224,7 @@ class SODA(Optimizer):
             name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
             if not isinstance(p, Tensor):
                 raise TypeError(f"{name} is no tensor but a {type(p).__name__}")
-            _check_parameter(name, p, method)
+            check_parameter(name, p, method)
             if p in seen:
                 raise ValueError(f"{name} ({times(p.shape)}) is in the optimizer twice: drop one")
             seen.add(p)
@@ -413,56 +402,6 @@ def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
     return v.tensor.detach().to(ours.device, ours.dtype, copy=True)
 
 
-def _as_list(params: Any, where: str) -> list[Any]:
-    if params is None:
-        raise ValueError(f"{where} has no 'params'")
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, set):
-        raise TypeError(f"{where} is a set, whose order changes between runs: pass a list")
-    return list(params)
-
-
 def _label(group: dict[str, Any], j: int) -> str:
     names = group.get("param_names")
     return str(names[j]) if names else f"a parameter of shape {times(group['params'][j].shape)}"
-
-
-def _check_lr(lr: Any, where: str) -> None:
-    if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
-        raise TypeError(f"{where}: lr must be a number, got {lr!r}; SODA(params, lr, method)")
-    if not 0 <= float(lr) < float("inf"):
-        raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
-
-
-def _check_keys(group: dict[str, Any], method: Method, where: str) -> None:
-    for key in sorted(IGNORED & set(group)):
-        if key == "weight_decay" and group[key] == 0 and method.centre != "origin":
-            continue  # what the method does anyway; frameworks add it to every group
-        takers = [n for n in (method.name, *ROWS) if n in ROWS and key in _arguments(ROWS[n])]
-        example = f", e.g. zoo.{takers[0]}({key}={group[key]!r})" if takers else ""
-        raise ValueError(
-            f"{where} carries {key}={group[key]!r}, which would be ignored: it belongs to the "
-            f"method{example}; drop it from the group"
-        )
-
-
-def _arguments(f: Callable[..., Any]) -> Iterable[str]:
-    return inspect.signature(f).parameters
-
-
-def _check_parameter(name: str, p: Tensor, method: Method) -> None:
-    what = f"{name} ({times(p.shape)}, {str(p.dtype).removeprefix('torch.')})"
-    if p.is_complex():
-        raise ValueError(f"{what} is complex: optimise torch.view_as_real of it instead")
-    if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"{what}: only float64, float32, bfloat16 and float16 can be trained")
-    if getattr(p, "_fsdp_flattened", False) and not method.geometry.shapeless:
-        raise ValueError(
-            f"{what} is a flattened piece of a parameter, whose shape {method.name} needs: shard "
-            "with fully_shard (FSDP2), which keeps shapes"
-        )
-    try:
-        method.geometry.check(p.shape)
-    except ValueError as e:
-        raise ValueError(f"{what} cannot have the geometry of {method.name}: {e}") from None

@@ -28,11 +28,10 @@ from .geometry import (
     original,
     unit,
 )
-from .method import Method
+from .method import ROWS, Method
 from .msign import EXACT, KELLER, Polar
 from .norms import Scale
 from .schedules import debias, first, times, uniform
-from .template import ROWS
 
 P = ParamSpec("P")
 
