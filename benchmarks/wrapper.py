@@ -12,13 +12,13 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from pathlib import Path
 
 import torch
 from torch.nn import Parameter
 from torch.optim import AdamW
 
+from benchmarks.anchors import seconds
 from sodaopt import SODAWrapper
 
 
@@ -36,16 +36,6 @@ def parameters(total: int, device: str) -> list[Parameter]:
     for p in ps:
         p.grad = torch.randn_like(p)
     return ps
-
-
-def seconds(step: object, device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()  # type: ignore[operator]
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def state_bytes(opt: torch.optim.Optimizer) -> int:

@@ -142,6 +142,17 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "empty group": (build([{"params": []}]), ValueError, "empty parameter list"),
     "infinite lr": (build(network, float("inf")), ValueError, "negative or infinite"),
+    "misspelt group key": (
+        build(lambda: [{"params": network(), "methd": adam}]), ValueError, "did you mean 'method'"),
+    "misspelt decay": (
+        build(lambda: [{"params": network(), "weight_deacy": 0.1}]),
+        ValueError,
+        "did you mean 'weight_decay'",
+    ),
+    "ademamix's alpha": (
+        lambda: zoo.simplified_ademamix(alpha=-1), ValueError, "alpha must not be negative"),
+    "ademamix's warmup": (
+        lambda: zoo.simplified_ademamix((0.0, 0.95), beta1_warmup=5), ValueError, "a warmup needs"),
     "beta": (lambda: zoo.signum(1.0), ValueError, "beta must be in"),
     "betas": (lambda: zoo.adam((0.9, 1.5)), ValueError, "beta in"),
     "lion": (lambda: zoo.lion((0.99, 0.9)), ValueError, r"betas\[0\] <= betas\[1\]"),
@@ -196,6 +207,7 @@ def test_momentum_cycling_schedulers_say_what_to_write(scheduler: str) -> None:
         if scheduler == "OneCycleLR"
         else {"base_lr": 0.01, "max_lr": 0.1}
     )
-    with pytest.raises(ValueError, match="cycle_momentum"):
+    with pytest.raises(ValueError, match="pass cycle_momentum=False"):
         make(opt, **kw)
+    assert "momentum" not in opt.defaults  # whoever else asks gets an answer
     make(opt, cycle_momentum=False, **kw)

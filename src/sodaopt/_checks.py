@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
@@ -38,7 +40,28 @@ def check_lr(lr: Any, where: str) -> None:
         raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
 
 
+# What a group may say; a near miss of one of these is a slip of the pen.
+KNOWN = {"params", "lr", "lr_factor", "method", "foreach", "maximize", "seed", "train_mode"}
+
+
+class Defaults(dict[str, Any]):
+    """The optimizer's defaults, which answer OneCycleLR and CyclicLR with the fix.
+
+    torch's own error does not say what to write, and their look-up here is the only place where
+    they touch the optimizer before they raise it.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        asker = sys._getframe(1).f_globals.get("__name__")
+        if key == "momentum" and asker == "torch.optim.lr_scheduler":
+            raise ValueError("SODA has no momentum to cycle: pass cycle_momentum=False")
+        return super().__contains__(key)
+
+
 def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
+    for key in set(group) - KNOWN - IGNORED:
+        if near := get_close_matches(str(key), [*KNOWN, *IGNORED], n=1, cutoff=0.8):
+            raise ValueError(f"{where} carries {key!r}; did you mean {near[0]!r}?")
     for key in sorted(IGNORED & set(group)):
         if key == "weight_decay" and group[key] == 0 and method.centre != "origin":
             continue  # what the method does anyway; frameworks add it to every group

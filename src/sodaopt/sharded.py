@@ -38,6 +38,14 @@ def local_like(t: Any, p: Any) -> Tensor:
     return local(t)
 
 
+def exchange(a: Tensor, b: Tensor) -> None:
+    """Two tensors of one dtype trade their values, bit by bit."""
+    a, b = local(a), local(b)
+    held = a.clone()
+    a.copy_(b)
+    b.copy_(held)
+
+
 def gather(t: Tensor, p: Any) -> Tensor:
     """The whole tensor of which t is this rank's part, laid out as p is."""
     if not is_sharded(p):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import anchors, rounding, sharded
-from ._checks import as_list, check_keys, check_lr, check_parameter
+from ._checks import Defaults, as_list, check_keys, check_lr, check_parameter
 from ._errors import times, unknown
 from .geometry import Moment, State
 from .method import ROWS, Coefs, Method
@@ -54,14 +54,14 @@ class SODA(Optimizer):
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         check_lr(lr, "SODA")
-        defaults = {
-            "lr": lr,
-            "method": None if method is None else self._register(method),
-            "foreach": foreach,
-            "maximize": maximize,
-            "seed": seed,
-            "train_mode": True,
-        }
+        defaults = Defaults(
+            lr=lr,
+            method=None if method is None else self._register(method),
+            foreach=foreach,
+            maximize=maximize,
+            seed=seed,
+            train_mode=True,
+        )
         super().__init__(params, defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
@@ -368,10 +368,7 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
             s["y"].copy_(p)
         p.copy_(s["y"] if train else s["x"])
     else:
-        p_, x = sharded.local(p), sharded.local(s["x"])
-        y = p_.clone()
-        p_.copy_(x)
-        x.copy_(y)
+        sharded.exchange(p, s["x"])
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

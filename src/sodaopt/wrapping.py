@@ -146,10 +146,7 @@ class Wrapper(Optimizer):
 
     def swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""
-        p_, x = sharded.local(p), sharded.local(kept[self.output or ""])
-        y = p_.clone()
-        p_.copy_(x)
-        x.copy_(y)
+        sharded.exchange(p, kept[self.output or ""])
 
     # -- the base, live -----------------------------------------------------------------------
 

@@ -178,6 +178,10 @@ def simplified_ademamix(
 
     With beta1_warmup, b1 rises from 0.9 so that its half-life is linear. (Morwani et al. 2025)
     """
+    if not alpha >= 0:
+        raise ValueError(f"alpha must not be negative, got {alpha}")
+    if beta1_warmup and not betas[0] > 0:
+        raise ValueError(f"a warmup needs betas[0] > 0, got {betas[0]}")
     heavy = (_beta("betas[0]", betas[0]), alpha, beta1_warmup)
     return Method(
         Diagonal(debias(betas[1]), eps),
