@@ -13,10 +13,10 @@ ARGS ?=
 PY := .venv/bin/python
 STAMP := .venv/ok
 
-.PHONY: help setup demo test lint format types parity layers bases clean
+.PHONY: help setup demo test lint format types parity layers bases results clean
 
 help:
-	@echo 'make demo     run the demo'
+	@echo 'make demo     train four optimizers on a small GPT and compare them'
 	@echo 'make test     run the tests'
 	@echo 'make lint     check format and style'
 	@echo 'make format   repair format and style'
@@ -24,6 +24,7 @@ help:
 	@echo 'make parity   compare with other implementations (writes docs/parity.md)'
 	@echo 'make layers   print the plans of three known models (writes docs/layers.md)'
 	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
+	@echo 'make results  write docs/results.md from results/'
 	@echo 'make setup    only create .venv (the others do it when needed)'
 	@echo 'make clean    remove .venv, caches and build output'
 
@@ -53,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(PY) examples/demo.py
+	@$(PY) -m sodaopt.cli compare muon 'soda(muon)' soda_dagger adamw --device cpu --out runs/demo
 
 test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
@@ -80,6 +81,9 @@ layers: $(STAMP)
 
 bases: $(STAMP)
 	$(PY) -m tests.bases
+
+results: $(STAMP)
+	$(PY) -m tests.results_doc
 
 # Results under runs/ stay.
 clean:

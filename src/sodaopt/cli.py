@@ -1,6 +1,6 @@
 """The `sodaopt` command. Each subcommand is a dataclass with a `run` method, in its own module.
 
-    sodaopt theory --help
+    sodaopt compare muon "soda(muon)" --help
 
 A new one is a line in COMMANDS. Only the module of the chosen one is imported, so that each needs
 no more than it uses, and `import sodaopt` nothing of this.
@@ -26,6 +26,13 @@ class Command:
 
 
 COMMANDS = {
+    "train": Command("sodaopt.lab.commands", "Train", "train a small GPT"),
+    "compare": Command("sodaopt.lab.commands", "Compare", "several optimizers, table and report"),
+    "sweep": Command("sodaopt.lab.commands", "Sweep", "a grid of settings, as rows that are kept"),
+    "reproduce": Command("sodaopt.lab.reproduce", "Reproduce", "the paper's figures and tables"),
+    "report": Command("sodaopt.lab.report.command", "Report", "a page from runs"),
+    "sample": Command("sodaopt.lab.commands", "Sample", "text from a trained model"),
+    "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or look at data"),
     "theory": Command("sodaopt.theory.command", "Theory", "check the convex theory, draw it"),
 }
 
@@ -60,6 +67,10 @@ def _call(name: str, args: list[str]) -> int:
         if (e.name or "").startswith("sodaopt"):  # not the user's to install
             raise
         return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
+    except (ValueError, OSError) as e:  # what was asked for cannot be; the message says why
+        return _fail(str(e))
+    except KeyboardInterrupt:
+        return 130
 
 
 def _fail(message: str) -> int:

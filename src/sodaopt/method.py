@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Method:
                 _check(slot, c, self.name)
         schedules.check_memory(self._coefs())
 
-    @property
+    @cached_property
     def memory(self) -> dict[str, float]:
         """What the coefficients remember, as it is before the first step."""
         return {n: v for c in self._coefs() for n, v in schedules.start(c).items()}

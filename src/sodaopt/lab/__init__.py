@@ -1,0 +1,1 @@
+"""The lab: train, compare and sweep small GPTs, and look at the results (extra: `lab`)."""

@@ -1,0 +1,79 @@
+"""Checkpoints that are there whole or not at all: the last two of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEEP = 2
+WEIGHTS = "weights.pt"
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written; the earlier ones are as they were."""
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write folder/step-N.pt and drop all but the last two."""
+    path = folder / f"step-{step:08d}.pt"
+    write(path, state)
+    for old in found(folder)[:-KEEP]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def write(path: Path, value: Any) -> None:
+    """All of it under its name, or nothing: written beside, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except (OSError, RuntimeError) as e:  # torch's writer turns a full disk into a RuntimeError
+        part.unlink(missing_ok=True)
+        raise SaveError(f"{path} could not be saved ({_reason(e)})") from e
+
+
+def _reason(e: BaseException) -> str:
+    """The system's own word, which torch's writer hides in the chain of causes."""
+    cause: BaseException | None = e
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(e).splitlines()[0]
+
+
+def found(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+
+
+def step(path: Path) -> int:
+    """Updates done when it was written."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def clear(folder: Path) -> None:
+    """Remove all checkpoints: the run has ended, its weights are saved apart."""
+    for path in found(folder):
+        path.unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def tidy(*folders: Path) -> None:
+    """Remove what a killed process had half written."""
+    for folder in folders:
+        for path in folder.glob("*.part"):
+            path.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)

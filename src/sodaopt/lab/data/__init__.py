@@ -1,0 +1,8 @@
+"""Data for training: tokenised text in shards, and batches from them."""
+
+from .corpus import open_data
+from .dataset import Dataset
+from .loader import Loader, val_batches
+from .shards import DataError
+
+__all__ = ["DataError", "Dataset", "Loader", "open_data", "val_batches"]

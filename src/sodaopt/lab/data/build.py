@@ -1,0 +1,208 @@
+"""From documents to a folder of shards, all or nothing.
+
+Documents are encoded as they are read, by several threads, into one long file of ids; from there
+they are copied to the shards in shuffled order. So the text is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from . import texts
+from .shards import DataError, Ids, sha256, write_atomically, write_shard
+from .shuffle import Indices, permutation
+from .staging import staged
+from .tokenizer import FILE, GPT2, Tokenizer
+
+META, FORMAT = "meta.json", 1
+CHECKED = "checked.json"  # what was found out about shards that have no meta.json
+SHARD_TOKENS = 100_000_000
+BATCH = 1 << 20  # characters that a thread encodes at a time
+CHUNK = 1 << 26  # ids looked at in a go
+Tell = Callable[[int], None]  # bytes of the input that were read since the last time
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a data set is made of."""
+
+    train: Sequence[Path]
+    tokenizer: Tokenizer
+    val: Sequence[Path] = ()
+    val_fraction: float = 0.01
+    """The part of `train` that becomes validation data if `val` is empty."""
+    shard_tokens: int = SHARD_TOKENS
+    workers: int = os.cpu_count() or 1
+    seed: int = 0
+    licence: str = ""
+
+
+def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda _: None) -> None:
+    """Make the data set; where anything fails, the folder is as it was before."""
+    if replace:
+        check_replaceable(out)
+    with staged(out, replace) as folder:
+        shards = _shards(recipe, folder, tell)
+        if recipe.tokenizer.json is not None:
+            write_atomically(folder / FILE, [recipe.tokenizer.json.encode()])
+        meta = _meta(recipe, shards)
+        text = json.dumps(meta, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(folder / META, [text.encode()])
+
+
+def check_replaceable(out: Path) -> None:
+    """Only a data set is ever replaced, never a folder that happens to have its name."""
+    ours = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin")
+    inside = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    other = [name for name in inside if not ours.fullmatch(name)]
+    if other:
+        raise DataError(f"{out} is not replaced, since it holds other files: {', '.join(other)}")
+
+
+def _meta(recipe: Recipe, shards: dict[str, Any]) -> dict[str, Any]:
+    from sodaopt import __version__
+
+    counts = {
+        f"{kind}_tokens": sum(s["tokens"] for name, s in shards.items() if name.startswith(kind))
+        for kind in ("train", "val")
+    }
+    sources = [
+        {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in [*recipe.train, *recipe.val]
+    ]
+    name = GPT2 if recipe.tokenizer.json is None else FILE
+    tokenizer = {"tokenizer": name, "vocab": recipe.tokenizer.vocab}
+    origin = {"sources": sources, "licence": recipe.licence, "sodaopt": __version__}
+    return {"format": FORMAT, **tokenizer, **counts, "shards": shards, **origin}
+
+
+def _shards(recipe: Recipe, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Write the shards of both kinds; what meta.json says about each."""
+    ids = _encoded(recipe, recipe.train, folder / "train.ids", tell)
+    documents = _documents(ids, recipe.tokenizer.eot)
+    documents = documents[permutation(len(documents), recipe.seed)]
+    if recipe.val:
+        # Validation data is read in order, so that it is the same whatever the seed.
+        val_ids = _encoded(recipe, recipe.val, folder / "val.ids", tell)
+        val = _documents(val_ids, recipe.tokenizer.eot)
+    else:
+        val_ids = ids
+        documents, val = _divided(documents, recipe.val_fraction)
+    shards = _written(folder, "train", ids, documents, recipe.shard_tokens)
+    shards |= _written(folder, "val", val_ids, val, recipe.shard_tokens)
+    del ids, val_ids
+    for path in folder.glob("*.ids"):
+        path.unlink()
+    return shards
+
+
+def _encoded(recipe: Recipe, files: Sequence[Path], path: Path, tell: Tell) -> Ids:
+    """The ids of all documents in the order of the files, each after the separator."""
+    batches = _batches(files, recipe.tokenizer.splittable, tell)
+    with path.open("wb") as file, ThreadPoolExecutor(recipe.workers) as pool:
+        jobs = (pool.submit(_encode, recipe.tokenizer, batch) for batch in batches)
+        _drain(jobs, 2 * recipe.workers, file)
+    return np.memmap(path, dtype=np.uint16, mode="r")
+
+
+def _drain(jobs: Iterable[Future[Ids]], ahead: int, file: BinaryIO) -> None:
+    """Write results in order, with so many jobs ahead that the threads have work."""
+    waiting: deque[Future[Ids]] = deque()
+    for job in jobs:
+        waiting.append(job)
+        if len(waiting) > ahead:
+            file.write(waiting.popleft().result().data)
+    for job in waiting:
+        file.write(job.result().data)
+
+
+Part = tuple[str, bool]  # text, and whether a document begins with it
+
+
+def _batches(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[list[Part]]:
+    batch: list[Part] = []
+    size = 0
+    for part in _parts(files, split, tell):
+        batch.append(part)
+        size += len(part[0])
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _parts(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[Part]:
+    for path in files:
+        for document in texts.documents(path, tell):
+            parts = texts.pieces(document) if split else [document]
+            for k, part in enumerate(parts):
+                yield part, k == 0
+
+
+def _encode(tokenizer: Tokenizer, batch: list[Part]) -> Ids:
+    rows = tokenizer.encode_batch([text for text, _ in batch])
+    eot, none = np.array([tokenizer.eot], np.uint16), np.empty(0, np.uint16)
+    pairs = ((eot if begins else none, row) for (_, begins), row in zip(batch, rows, strict=True))
+    return np.concatenate([part for pair in pairs for part in pair])
+
+
+def _documents(ids: Ids, eot: int) -> Indices:
+    """Where each document begins and ends: nothing but the separator has its id."""
+    steps = range(0, len(ids), CHUNK)
+    begins = np.concatenate([np.flatnonzero(ids[k : k + CHUNK] == eot) + k for k in steps])
+    return np.stack([begins, np.append(begins[1:], len(ids))], axis=1)
+
+
+def _divided(documents: Indices, fraction: float) -> tuple[Indices, Indices]:
+    """Training and validation: whole documents, or the end of the longest if none is so short."""
+    lengths = documents[:, 1] - documents[:, 0]
+    most = int(fraction * lengths.sum())
+    count = int(np.searchsorted(np.cumsum(lengths), most, side="right"))
+    if 0 < count < len(documents):
+        return documents[count:], documents[:count]
+    train, longest = documents.copy(), int(np.argmax(lengths))
+    end = documents[longest, 1]
+    train[longest, 1] = end - most
+    return train, np.array([[end - most, end]])
+
+
+def _written(folder: Path, kind: str, ids: Ids, spans: Indices, most: int) -> dict[str, Any]:
+    """Shards of about the same size, since a last one that is tiny might hold no window."""
+    total = int((spans[:, 1] - spans[:, 0]).sum())
+    if total < 2:
+        raise DataError(f"there is too little text for {kind} data: {total} tokens")
+    size = -(-total // -(-total // most))
+    shards = {}
+    for number, part in enumerate(_filled(ids, spans, size)):
+        path = folder / f"{kind}_{number:06d}.bin"
+        digest = write_shard(path, part)
+        shards[path.name] = {
+            "tokens": len(part), "largest": int(part.max()), "sha256": digest
+        }  # fmt: skip
+    return shards
+
+
+def _filled(ids: Ids, spans: Indices, size: int) -> Iterator[Ids]:
+    """The spans after each other in a buffer, each time it is full."""
+    buffer, used = np.empty(size, np.uint16), 0
+    for begin, end in spans.tolist():
+        while begin < end:
+            n = min(end - begin, size - used)
+            buffer[used : used + n] = ids[begin : begin + n]
+            begin, used = begin + n, used + n
+            if used == size:
+                yield buffer
+                used = 0
+    if used:
+        yield buffer[:used]

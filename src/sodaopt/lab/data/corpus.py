@@ -1,0 +1,99 @@
+"""Data sets by name: the one in the package, those that can be downloaded, and your own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from ..._errors import unknown
+from . import texts, tokenizer
+from .build import Recipe, build
+from .dataset import Dataset, open_folder, read_meta
+from .shards import DataError, sha256
+from .tokenizer import ASSETS
+
+ROOT = Path("runs/data")
+EMBEDDED, EMBEDDED_VOCAB = "embedded", 1024
+SMALL = {"train": ASSETS / "small_train.txt.xz", "val": ASSETS / "small_val.txt.xz"}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A data set that can be had by name."""
+
+    about: str
+    licence: str
+    command: str
+
+
+KNOWN = {
+    EMBEDDED: Known(
+        "US State of the Union addresses from 1850 on, and Moby-Dick",
+        "public domain (files PDDL 1.0, contents CC0)",
+        "in the package; made at first use",
+    ),
+    "fineweb10B": Known(
+        "10.3 G tokens of FineWeb, as GPT-2's ids",
+        "ODC-By 1.0",
+        "sodaopt data download fineweb10B 9",
+    ),
+    "fineweb100B": Known(
+        "103 G tokens of FineWeb, as GPT-2's ids",
+        "ODC-By 1.0",
+        "sodaopt data download fineweb100B 9",
+    ),
+}
+
+
+def open_data(name_or_path: str, root: Path = ROOT) -> Dataset:
+    """`embedded`, a folder, or the name of a folder under `root`."""
+    name = str(name_or_path)
+    if name == EMBEDDED:
+        return _embedded(root / EMBEDDED)
+    for folder in (root / name, Path(name)):
+        if folder.is_dir():
+            return open_folder(folder)
+    raise DataError(_absent(name, root))
+
+
+def _absent(name: str, root: Path) -> str:
+    if name in KNOWN:
+        return f"{name} is not in {root} yet; get it with: {KNOWN[name].command}"
+    text = unknown("data set", name, {*KNOWN, *here(root)})
+    near = get_close_matches(name, KNOWN, n=1)
+    if near and near[0] not in here(root):
+        return f"{text} ({KNOWN[near[0]].command})"
+    return f"{text}; make one with: sodaopt data prepare FILES --vocab N --out {root}/NAME"
+
+
+def here(root: Path) -> list[str]:
+    """The names of the folders under root."""
+    return sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
+
+
+def _embedded(folder: Path) -> Dataset:
+    """The package's own corpus; tokenised at first use, and again if the package has another."""
+    stale = folder.exists() and not _is_current(folder)
+    if stale or not folder.exists():
+        inner = tokenizer.load(tokenizer.FILE, ASSETS)
+        licence = f"{KNOWN[EMBEDDED].licence}; sources: assets/NOTICE"
+        recipe = Recipe([SMALL["train"]], inner, [SMALL["val"]], licence=licence)
+        with suppress(FileExistsError):  # another process made it meanwhile
+            build(recipe, folder, replace=stale)
+    return replace(open_folder(folder), name=EMBEDDED)
+
+
+def _is_current(folder: Path) -> bool:
+    try:
+        sources = {source["sha256"] for source in read_meta(folder)["sources"]}
+        same = (folder / tokenizer.FILE).read_bytes() == (ASSETS / tokenizer.FILE).read_bytes()
+    except (DataError, KeyError, OSError):
+        return False
+    return same and sources == {sha256(path) for path in SMALL.values()}
+
+
+def train_embedded_tokenizer() -> tokenizer.Tokenizer:
+    """The tokenizer of the package's corpus, anew; its `json` is assets/tokenizer.json."""
+    return tokenizer.train(texts.documents(SMALL["train"]), EMBEDDED_VOCAB)

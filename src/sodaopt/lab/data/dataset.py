@@ -1,0 +1,142 @@
+"""A data set: a folder with shards that have `train` or `val` in their names.
+
+meta.json says what is in them. A folder without it holds GPT-2's ids, as the published shards of
+FineWeb do. Everything that can be wrong with the files is found when the folder is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import tokenizer as tokenizers
+from .build import CHECKED, FORMAT, META
+from .shards import DataError, count_tokens, largest_id, sha256, write_atomically
+from .staging import ENDING
+from .tokenizer import GPT2, GPT2_VOCAB, Tokenizer
+
+KINDS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set that was checked: its shards are whole, and every id is in the vocabulary."""
+
+    name: str
+    folder: Path
+    train: list[Path]
+    val: list[Path]
+    vocab: int
+    train_tokens: int
+    val_tokens: int
+    tokenizer_name: str = GPT2
+    meta: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizers.load(self.tokenizer_name, self.folder)
+
+
+def open_folder(folder: Path) -> Dataset:
+    """The data set in a folder; DataError with the reason where it is not whole."""
+    if folder.name.endswith(ENDING):
+        raise DataError(f"{folder} was left by a `sodaopt data prepare` that was cut short")
+    files = {kind: shards_of(folder, kind) for kind in KINDS}
+    for kind, found in files.items():
+        if not found:
+            raise DataError(f"{folder} is no data set: it has no shard named like {kind}_*.bin")
+    meta = read_meta(folder)
+    counts = {path: count_tokens(path) for found in files.values() for path in found}
+    if meta:
+        _check_shards(folder, meta, counts)
+    vocab, name = meta.get("vocab", GPT2_VOCAB), meta.get("tokenizer", GPT2)
+    _check_ids(meta, counts, vocab)
+    _check_tokenizer(folder, name, vocab)
+    train, val = (sum(counts[path] for path in files[kind]) for kind in KINDS)
+    title = folder.resolve().name
+    return Dataset(title, folder, files["train"], files["val"], vocab, train, val, name, meta)
+
+
+def shards_of(folder: Path, kind: str) -> list[Path]:
+    """fineweb_val_000000.bin is of the kind val: the last of the two words in its name counts."""
+    found = ((re.findall("train|val", path.stem), path) for path in folder.glob("[!.]*.bin"))
+    return sorted(path for words, path in found if words and words[-1] == kind)
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """meta.json, empty if there is none."""
+    path = folder / META
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        meta = None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise DataError(
+            f"{path} is damaged or of another format than {FORMAT}: prepare the data set again "
+            f"(--force)"
+        )
+    return meta
+
+
+def _check_shards(folder: Path, meta: dict[str, Any], counts: dict[Path, int]) -> None:
+    """The shards that are there are those of meta.json."""
+    said = {name: shard["tokens"] for name, shard in meta["shards"].items()}
+    here = {path.name: count for path, count in counts.items()}
+    for name in sorted(said | here):
+        if said.get(name) != here.get(name):
+            raise DataError(
+                f"{folder / name}: it should have {said.get(name, 'no')} tokens according to "
+                f"{META}, and has {here.get(name, 'none')}; prepare the data set again (--force)"
+            )
+
+
+def _check_ids(meta: dict[str, Any], counts: dict[Path, int], vocab: int) -> None:
+    if meta:
+        largest = {path: meta["shards"][path.name]["largest"] for path in counts}
+    else:
+        largest = largest_ids(list(counts))
+    for path, number in largest.items():
+        if number >= vocab:
+            raise DataError(
+                f"{path} has the id {number}, and the vocabulary has {vocab} words: a shard "
+                f"without {META} beside it must hold GPT-2's ids"
+            )
+
+
+def _check_tokenizer(folder: Path, name: str, vocab: int) -> None:
+    found = tokenizers.load(name, folder).vocab
+    if found != vocab:
+        raise DataError(f"{folder / name} has {found} words, and {META} says {vocab}")
+
+
+def largest_ids(paths: list[Path]) -> dict[Path, int]:
+    """The largest id of each shard of a folder, remembered in checked.json: reading takes time."""
+    memory = paths[0].parent / CHECKED
+    known: dict[str, list[int]] = {}
+    with suppress(FileNotFoundError, ValueError):
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    found = {}
+    for path in paths:
+        stamp = [path.stat().st_size, path.stat().st_mtime_ns]
+        entry = known.get(path.name, [])
+        found[path.name] = entry if entry[:2] == stamp else [*stamp, largest_id(path)]
+    if any(known.get(name) != entry for name, entry in found.items()):
+        with suppress(OSError):  # a folder that is not ours to write is checked again each time
+            write_atomically(memory, [json.dumps(known | found, indent=1).encode()])
+    return {path: found[path.name][2] for path in paths}
+
+
+def verify(data: Dataset) -> list[str]:
+    """What is wrong with the shards according to the checksums in meta.json."""
+    shards = data.meta.get("shards", {})
+    files = [path for path in data.train + data.val if path.name in shards]
+    return [
+        f"{path} is damaged: its sha256 is not the one in {META}"
+        for path in files
+        if sha256(path) != shards[path.name]["sha256"]
+    ]

@@ -1,0 +1,206 @@
+"""Batches from shards, in an order that is a function of the seed and one number, the position.
+
+A window is `context` tokens; windows do not overlap, so no token is an input twice in an epoch.
+In each epoch the shards are shuffled, and the windows within each shard: mixed well, and a batch
+still reads from one or two files only. `prepare` shuffles the documents across shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from .shards import DataError, Ids, open_shard
+from .shuffle import Indices, permutation
+
+Rows = npt.NDArray[np.int64]
+Batch = tuple[Tensor, Tensor]
+Stretch = tuple[int, Indices]  # a shard, and windows in it
+
+
+class Windows:
+    """The windows of some shards, numbered through in the order of the files."""
+
+    def __init__(self, files: Sequence[Path], context: int) -> None:
+        if context < 1:
+            raise DataError(f"context must be at least 1, got {context}")
+        if not files:
+            raise DataError("no shards to read from")
+        self.files, self.context = list(files), context
+        self.shards: list[Ids] = [open_shard(path) for path in files]
+        # The last token of a window's targets is the first of the next window.
+        self.counts = np.array([(len(ids) - 1) // context for ids in self.shards], dtype=np.int64)
+        for path, ids, count in zip(files, self.shards, self.counts, strict=True):
+            if count < 1:
+                raise DataError(
+                    f"{path} has {len(ids)} tokens, too few for one window of {context} and the "
+                    f"token after it: use a smaller context, or remove the file"
+                )
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def stretch(self, at: int, most: int) -> Stretch:
+        """Window number `at` and up to `most` from there that are in the same shard."""
+        shard = int(np.searchsorted(self.starts, at, side="right")) - 1
+        last = min(at + most, int(self.starts[shard + 1]))
+        return shard, np.arange(at, last) - self.starts[shard]
+
+    def rows(self, at: int, count: int, stretch: Callable[[int, int], Stretch]) -> Rows:
+        """Windows at, at + 1, ... of an order, each with the token after it."""
+        rows = np.empty((count, self.context + 1), dtype=np.int64)
+        done = 0
+        while done < count:
+            shard, which = stretch(at + done, count - done)
+            self._read(shard, which, rows[done : done + len(which)])
+            done += len(which)
+        return rows
+
+    def _read(self, shard: int, which: Indices, out: Rows) -> None:
+        ids, count = self.shards[shard], self.counts[shard]
+        blocks = ids[: count * self.context].reshape(count, self.context)
+        out[:, :-1] = blocks[which]
+        out[:, -1] = ids[(which + 1) * self.context]
+
+    def fingerprint(self) -> str:
+        """Tells data apart: names, sizes and the beginning of each shard (its first page)."""
+        digest = hashlib.sha256()
+        for path, ids in zip(self.files, self.shards, strict=True):
+            digest.update(f"{path.name} {len(ids)} ".encode() + ids[:1024].tobytes())
+        return digest.hexdigest()
+
+
+class Loader:
+    """Endless batches of (inputs, targets), each [sequences / world, context] of int64.
+
+    Every rank works out the same order and takes its rows of the batch, so the batches do not
+    depend on the number of ranks. While a batch is used, the next one is read by a thread.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        sequences: int,
+        context: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if sequences < 1 or sequences % world:
+            raise DataError(f"a batch of {sequences} sequences cannot be shared by {world} ranks")
+        if not 0 <= rank < world:
+            raise DataError(f"rank {rank} is not one of {world}")
+        if not 0 <= seed < 1 << 64:
+            raise DataError(f"seed must be in 0..2^64-1, got {seed}")
+        self.windows = Windows(files, context)
+        self.sequences, self.context, self.seed = sequences, context, seed
+        self.rank, self.world, self.device = rank, world, torch.device(device)
+        self.position = 0  # windows taken so far, by all ranks together
+        self._order = lru_cache(maxsize=4)(self._permuted)
+        self._thread = ThreadPoolExecutor(1, "loader")
+        self._ahead: tuple[int, Future[Rows]] | None = None
+
+    @property
+    def epoch(self) -> float:
+        """How often the data has been seen so far."""
+        return self.position / len(self.windows)
+
+    @property
+    def started_epochs(self) -> int:
+        """Epochs begun so far: 0 before the first batch, 2 once a window is seen again."""
+        return -(-self.position // len(self.windows))
+
+    def next(self) -> Batch:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == self.position:
+            rows = ahead[1].result()
+        else:  # the first batch, or the position was moved
+            rows = self._read(self.position)
+        self.position += self.sequences
+        self._ahead = self.position, self._thread.submit(self._read, self.position)
+        return batch(rows, self.device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield self.next()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position} | self._identity()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        mine = self._identity()
+        differ = [name for name in mine if state.get(name) != mine[name]]
+        if differ:
+            raise DataError(
+                f"the saved run read other data: {', '.join(differ)} differ; go on with the same "
+                f"data set, context and seed, or start anew"
+            )
+        self.position = int(state["position"])
+
+    def _identity(self) -> dict[str, Any]:
+        data = self.windows.fingerprint()
+        return {"data": data, "context": self.context, "seed": self.seed}
+
+    def _read(self, position: int) -> Rows:
+        """This rank's rows of the batch at a position; it can go over the end of an epoch."""
+        share = self.sequences // self.world
+        return self.windows.rows(position + self.rank * share, share, self._stretch)
+
+    def _stretch(self, at: int, most: int) -> Stretch:
+        """As `Windows.stretch`, in the shuffled order, and for any number of epochs."""
+        epoch, at = divmod(at, len(self.windows))
+        shards = self._order(len(self.windows.files), epoch, 0)
+        ends = np.cumsum(self.windows.counts[shards])
+        k = int(np.searchsorted(ends, at, side="right"))
+        shard = int(shards[k])
+        count = int(self.windows.counts[shard])
+        first = at - (int(ends[k]) - count)
+        return shard, self._order(count, epoch, shard + 1)[first : first + most]
+
+    def _permuted(self, n: int, epoch: int, minor: int) -> Indices:
+        return permutation(n, self.seed, epoch, minor)
+
+
+def batch(rows: Rows, device: torch.device) -> Batch:
+    """Inputs, and targets one token later, on the device; the copy does not wait for the GPU."""
+    both = torch.from_numpy(rows)
+    if device.type == "cuda":
+        both = both.pin_memory().to(device, non_blocking=True)
+    elif device.type != "cpu":
+        both = both.to(device)
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def val_batches(
+    files: Sequence[Path],
+    sequences: int,
+    context: int,
+    tokens: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+) -> Iterator[Batch]:
+    """The same windows in the same order each time: the first `tokens` tokens, or all there are.
+
+    The last batch may have fewer sequences. Only what is left of each file after its last whole
+    window is not read. Each rank gets its own part; ranks may differ in number by one sequence.
+    """
+    windows = Windows(files, context)
+    count = len(windows) if tokens is None else min(len(windows), tokens // context)
+    if count < world:
+        raise DataError(f"{tokens} tokens are too few for a window of {context} on {world} ranks")
+    first, last = rank * count // world, (rank + 1) * count // world
+    steps = range(first, last, sequences)
+    rows = (windows.rows(k, min(sequences, last - k), windows.stretch) for k in steps)
+    return (batch(row, torch.device(device)) for row in rows)

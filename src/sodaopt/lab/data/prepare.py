@@ -1,0 +1,124 @@
+"""`sodaopt data prepare`: any text to a data set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from . import build, texts, tokenizer
+from .corpus import KNOWN, ROOT
+from .dataset import Dataset, open_folder
+from .shards import DataError
+from .tokenizer import Tokenizer
+
+SAMPLE = 100_000_000  # characters a tokenizer is trained on; more changes few of its words
+VOCAB = 8192
+Stage = Callable[[str], None]
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to make of which files; checked before anything is read."""
+
+    files: Sequence[Path]
+    out: Path
+    vocab: int | None = None
+    tokenizer: str | None = None
+    val: Sequence[Path] = ()
+    val_fraction: float = 0.01
+    shard_tokens: int = build.SHARD_TOKENS
+    workers: int = 1
+    seed: int = 0
+    licence: str = ""
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise DataError("name the files to prepare")
+        if not 0 < self.val_fraction < 1:
+            raise DataError(f"val-fraction must be between 0 and 1, got {self.val_fraction}")
+        if self.workers < 1 or self.shard_tokens < 2:
+            raise DataError("workers must be at least 1, and shard-tokens at least 2")
+        if self.tokenizer and self.vocab:
+            raise DataError(f"--vocab is for a new tokenizer, and {self.tokenizer} is a given one")
+        if self.vocab is not None:
+            tokenizer.check_vocab(self.vocab)
+        self._check_files()
+        check_out(self.out, self.force)
+
+    def _check_files(self) -> None:
+        seen: set[Path] = set()
+        for path in (*self.files, *self.val):
+            texts.check_file(path)
+            if path.resolve() in seen:
+                raise DataError(f"{path} is named twice")
+            seen.add(path.resolve())
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+        return sum(path.stat().st_size for path in (*self.files, *self.val))
+
+
+def prepare(
+    plan: Plan, stage: Stage = lambda _: None, tell: build.Tell = lambda _: None
+) -> Dataset:
+    """Make a data set; `stage` is told what begins, and `tell` how many bytes more were read."""
+    recipe = build.Recipe(
+        plan.files, _tokenizer(plan, stage), plan.val, plan.val_fraction,
+        plan.shard_tokens, plan.workers, plan.seed, plan.licence,
+    )  # fmt: skip
+    stage("encoding")
+    try:
+        build.build(recipe, plan.out, plan.force, tell)
+    except FileExistsError as e:
+        raise DataError(f"{e}: another process made it meanwhile") from None
+    return replace(open_folder(plan.out), name=plan.out.name)
+
+
+def _tokenizer(plan: Plan, stage: Stage) -> Tokenizer:
+    if plan.tokenizer is not None:
+        return tokenizer.load(plan.tokenizer)
+    vocab = plan.vocab or VOCAB
+    stage(f"training a tokenizer of {vocab} words")
+    return tokenizer.train(sample(plan.files), vocab)
+
+
+def sample(files: Sequence[Path], most: int = SAMPLE) -> Iterator[str]:
+    """The beginning of each file, the same share of each."""
+    for path in files:
+        left = most // len(files)
+        parts = chain.from_iterable(texts.pieces(text) for text in texts.documents(path))
+        for part in parts:
+            yield part
+            left -= len(part)
+            if left <= 0:
+                break
+
+
+def check_out(out: Path, force: bool) -> None:
+    """Raise where the folder cannot be made, before any work is done."""
+    if out.parent.resolve() == ROOT.resolve() and out.name in KNOWN:
+        raise DataError(f"{out.name} is the name of a known data set: choose another --out")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file: choose another --out")
+    if out.exists() and any(out.iterdir()) and not force:
+        raise DataError(f"{out} is already there: --force replaces it, or choose another --out")
+    build.check_replaceable(out)
+
+
+def default_out(files: Sequence[Path]) -> Path:
+    """runs/data/NAME, after the first file."""
+    return ROOT / (files[0].name.split(".")[0] if files else "")
+
+
+def count(text: str) -> int:
+    """'100M' -> 100000000."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip().upper().replace("_", ""))
+    if not match:
+        raise DataError(f"{text!r} is not a number such as 5000, 100M or 1.5G")
+    return round(float(match[1]) * _UNITS[match[2]])

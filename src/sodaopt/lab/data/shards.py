@@ -1,0 +1,117 @@
+"""Shards: files of token ids, in the format of modded-nanogpt and llm.c.
+
+256 int32 (magic 20240520, version 1, number of tokens, zeros), then the ids as uint16, all little
+endian. A shard is written under another name and renamed, so that one that is there is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC, VERSION = 20240520, 1
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+MOST_IDS = 1 << 16  # ids are uint16
+CHUNK = 1 << 24  # ids looked at in a go, 32 MB
+
+Ids = npt.NDArray[np.uint16]
+
+
+class DataError(ValueError):
+    """Data that cannot be used as it is; the message says which file and what to do."""
+
+
+def write_shard(path: Path, ids: npt.NDArray[Any]) -> str:
+    """Write ids to a shard; the sha256 of the file."""
+    if ids.ndim != 1 or ids.dtype.kind not in "ui":
+        raise DataError(f"{path}: ids must be a row of integers, not {ids.dtype} of {ids.shape}")
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < MOST_IDS:
+        raise DataError(f"{path}: ids must be in 0..{MOST_IDS - 1}, the range of uint16")
+    header = np.zeros(HEADER_INTS, dtype="<i4")
+    header[:3] = MAGIC, VERSION, len(ids)
+    parts = [header.data, np.ascontiguousarray(ids, dtype="<u2").data]
+    write_atomically(path, parts)
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """All of it or nothing: a temporary file in the same folder, flushed to disk and renamed."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes it private
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The mask can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def open_shard(path: Path) -> Ids:
+    """The ids of a shard, mapped into memory; DataError where it is not a whole shard."""
+    count = count_tokens(path)
+    if not count:
+        return np.empty(0, dtype="<u2")
+    return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
+
+
+def count_tokens(path: Path) -> int:
+    """The number of tokens that the header of a shard names, checked against the file's size."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(HEADER_BYTES)
+            size = file.seek(0, os.SEEK_END)
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist") from None
+    if len(header) < HEADER_BYTES:
+        raise DataError(f"{path} is cut short: {size} bytes, and the header alone has 1024")
+    magic, version, count = (int(n) for n in np.frombuffer(header, dtype="<i4", count=3))
+    if magic != MAGIC:
+        raise DataError(f"{path} is not a shard of tokens: it begins with {magic}, not {MAGIC}")
+    if version != VERSION:
+        raise DataError(f"{path} has version {version} of the format, and this reads {VERSION}")
+    _check_size(path, count, size)
+    return count
+
+
+def _check_size(path: Path, count: int, size: int) -> None:
+    wanted = HEADER_BYTES + 2 * count
+    if count >= 0 and size == wanted:
+        return
+    what = "cut short" if size < wanted else "not whole"
+    raise DataError(
+        f"{path} is {what}: its header names {count} tokens, which are {wanted} bytes, and it has "
+        f"{size}; delete it, and download or prepare it again"
+    )
+
+
+def largest_id(path: Path) -> int:
+    """The largest id in a shard, -1 if it has none; read in chunks."""
+    ids = open_shard(path)
+    return max((int(ids[k : k + CHUNK].max()) for k in range(0, len(ids), CHUNK)), default=-1)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,82 @@
+"""Folders that appear as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+ENDING = ".partial"
+
+
+@contextmanager
+def staged(out: Path, replace: bool = False) -> Iterator[Path]:
+    """A folder beside `out` to write into, which becomes `out` if all goes well.
+
+    No lock: processes that make the same folder each write their own, and all but the first get
+    FileExistsError. What a killed process left is removed by the next one.
+    """
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    host = socket.gethostname()
+    _sweep(out, host)
+    folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.{uuid4().hex[:8]}{ENDING}")
+    folder.mkdir()
+    try:
+        yield folder
+        if replace and out.exists():
+            _swap(folder, out)
+        else:
+            _rename(folder, out)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _rename(folder: Path, out: Path) -> None:
+    try:
+        folder.rename(out)
+    except OSError as e:
+        if out.exists() and any(out.iterdir()):
+            raise FileExistsError(f"{out} is already there") from e
+        raise
+
+
+def _swap(folder: Path, out: Path) -> None:
+    old = folder.with_name(f"{folder.name.removesuffix(ENDING)}.old{ENDING}")
+    with suppress(FileNotFoundError):  # another process is replacing it too
+        out.rename(old)
+    try:
+        _rename(folder, out)
+    except BaseException:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sweep(out: Path, host: str) -> None:
+    """Remove what processes of this machine left that live no more."""
+    start = f".{out.name}.{host}."
+    for path in out.parent.glob(f"{start}*{ENDING}"):
+        pid = path.name.removeprefix(start).split(".")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if sys.platform == "win32":  # there, signal 0 is no question
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,165 @@
+"""Documents from files of text: plain, JSON lines, and either of them compressed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
+
+from .shards import DataError
+from .tokenizer import EOT
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PACKED = (".xz", ".zst", ".gz")
+_SEPARATOR = EOT.encode()
+_NEWLINE = re.compile(r"(?<=\S)\n(?=\S)")
+_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+Seen = Callable[[int], None]
+
+
+def check_file(path: Path) -> None:
+    """Raise early, before an hour of work on the files before this one."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name the files, such as {path}/*.txt")
+    if not path.stat().st_size:
+        raise DataError(f"{path} is empty")
+
+
+def documents(path: Path, seen: Seen = lambda _: None) -> Iterator[str]:
+    """The documents of a file, in order; `seen` is told each time how many bytes more were read.
+
+    Text has a line `<|endoftext|>` between documents, or is one document. In JSON lines each line
+    is a document: its field "text".
+    """
+    name = path.name.lower()
+    for ending in PACKED:
+        name = name.removesuffix(ending)
+    with path.open("rb") as raw:
+        lines = _lines(path, raw)
+        found = _json_lines(path, lines) if name.endswith(".jsonl") else _separated(path, lines)
+        empty, at = True, 0
+        for text in found:
+            seen(raw.tell() - at)
+            at = raw.tell()
+            if text.strip():
+                empty = False
+                yield text
+    if empty:
+        raise DataError(f"{path} holds no text")
+
+
+def _lines(path: Path, raw: BinaryIO) -> Iterator[bytes]:
+    try:
+        yield from _unpacked(path, raw)
+    except _DAMAGED as e:
+        raise DataError(f"{path} is damaged or cut short: {e}") from None
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
+    match path.suffix.lower():
+        case ".xz":
+            return lzma.open(raw, "rb")
+        case ".gz":
+            return cast(IO[bytes], gzip.open(raw, "rb"))
+        case ".zst":
+            return io.BufferedReader(_Stream(_frames(raw)), 1 << 20)
+        case _:
+            return raw
+
+
+def _frames(raw: BinaryIO) -> Iterator[bytes]:
+    """A file of Zstandard frames, unpacked. The library's own reader ends a cut one silently."""
+    import zstandard
+
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame, data = unpacker.decompressobj(), raw.read(1 << 18)
+    try:
+        while data:
+            yield frame.decompress(data)
+            data = frame.unused_data or raw.read(1 << 18)
+            if frame.eof and data:
+                frame = unpacker.decompressobj()
+    except zstandard.ZstdError as e:
+        raise EOFError(str(e)) from None
+    if not frame.eof:
+        raise EOFError("its last frame has no end")
+
+
+class _Stream(io.RawIOBase):
+    """A file to read from, made of pieces."""
+
+    def __init__(self, parts: Iterator[bytes]) -> None:
+        self.parts, self.rest = parts, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        while not self.rest:
+            part = next(self.parts, None)
+            if part is None:
+                return 0
+            self.rest = memoryview(part)
+        view = memoryview(buffer)
+        n = min(len(view), len(self.rest))
+        view[:n], self.rest = self.rest[:n], self.rest[n:]
+        return n
+
+
+def _separated(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
+    document: list[bytes] = []
+    for line in lines:
+        if line.startswith(_SEPARATOR) and line.rstrip(b"\r\n") == _SEPARATOR:
+            yield _text(path, b"".join(document).removesuffix(b"\n").removesuffix(b"\r"))
+            document = []
+        else:
+            document.append(line)
+    if document:
+        yield _text(path, b"".join(document))
+
+
+def _json_lines(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise DataError(f'{path}, line {number}: not a JSON object with a "text" in it')
+        yield text
+
+
+def _text(path: Path, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:
+        at = f"byte {data[e.start]:#04x} after {data[: e.start][-20:]!r}"
+        raise DataError(f"{path} is not UTF-8 ({at}): convert it, for example with iconv") from None
+
+
+def pieces(text: str, most: int = 1 << 20) -> Iterator[str]:
+    """A long document in parts that have the same tokens as the whole.
+
+    A newline between two characters that are not spaces is a word of its own in GPT-2's way to
+    split text, so that no token goes over it; with spaces around it, it may not be.
+    """
+    begin = 0
+    while len(text) - begin > most:
+        cut = _NEWLINE.search(text, begin + most)
+        if cut is None:
+            break
+        yield text[begin : cut.end()]
+        begin = cut.end()
+    yield text[begin:]

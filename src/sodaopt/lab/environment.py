@@ -1,0 +1,65 @@
+"""Where a run ran: versions, device and source, for its record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+
+PEAKS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "H800": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}
+"""Dense bf16 operations a second, by the makers' data sheets."""
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    return {
+        "sodaopt": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "world": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def peak(device: torch.device) -> float | None:
+    """Operations a second that this device could do in bf16; none where that is not known."""
+    name = device_name(device)
+    return next((flops for key, flops in PEAKS.items() if key in name), None)
+
+
+def git() -> dict[str, Any]:
+    """The commit of this source, and whether files differ from it; empty outside a checkout."""
+    here = Path(__file__).resolve().parent
+
+    def ask(*args: str) -> str:
+        result = subprocess.run(
+            ["git", "-C", str(here), *args], capture_output=True, text=True, timeout=10, check=True
+        )
+        return result.stdout.strip()
+
+    try:
+        if not ask("ls-files", "--", Path(__file__).name):  # somebody else's repository
+            return {}
+        dirty = ask("status", "--porcelain", "--untracked-files=no")
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(dirty)}
+    except (OSError, subprocess.SubprocessError):
+        return {}

@@ -1,0 +1,249 @@
+"""A job: everything that decides the numbers of one training run, as a plain record.
+
+Presets fill in what a job leaves open. Two jobs with the same settings have the same key, which
+names their folder: a sweep finds by it what is done already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from .._errors import unknown
+from .model import Shape
+from .optimizers import Name, Settings, check, parse
+
+WARMDOWN = 0.285
+TOKENS_PER_PARAMETER = 20
+"""1x Chinchilla."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of model, and what the runs at that size have in common."""
+
+    width: int
+    depth: int
+    head_dim: int
+    context: int
+    batch: int
+    """Sequences a step."""
+    horizon: float = 1.0
+    """In units of Chinchilla."""
+    data: str = "embedded"
+    eval_every: int = 125
+    eval_tokens: int = 10 * 2**20
+    vocab: int | None = None
+    """What its numbers are meant for; the data decide."""
+    published: tuple[int, int] | None = None
+    """Steps and warmdown at 1x where the paper gives them."""
+    lr: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of bases where they differ from the paper's."""
+
+
+def _paper(width: int, **more: Any) -> Preset:
+    return Preset(width, 12, 128, 1024, 512, data="fineweb100B", vocab=50304, **more)
+
+
+PRESETS = {
+    "nano": Preset(64, 4, 32, 128, 8, horizon=0.04, eval_every=20, eval_tokens=2**14, vocab=1024),
+    "small": Preset(256, 6, 64, 256, 16, horizon=0.1, eval_every=50, eval_tokens=2**16, vocab=1024),
+    "proxy": Preset(
+        256, 6, 128, 512, 128, data="proxy", eval_every=260, eval_tokens=14 * 2**16, vocab=8192
+    ),
+    "gpt-64m": _paper(512),
+    "gpt-124m": _paper(768, published=(5100, 1450)),
+    "gpt-200m": _paper(1024),
+    "gpt-300m": _paper(1280),
+    "gpt-420m": _paper(1536),
+    "gpt-700m": _paper(2048),
+    "gpt-1b": _paper(2560),
+}
+
+
+def preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise ValueError(unknown("preset", name, PRESETS))
+    return PRESETS[name]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What the runs of a comparison share. None: as the preset or the optimizer has it."""
+
+    preset: str = "nano"
+    """nano, small, proxy, gpt-64m, gpt-124m, gpt-200m, gpt-300m, gpt-420m, gpt-700m, gpt-1b"""
+    data: str | None = None
+    """embedded, a name under runs/data, or a folder of token shards."""
+    lr: float | None = None
+    wd: float = 0.0
+    """Weight decay of the hidden matrices, times lr as in torch."""
+    horizon: str | None = None
+    """Length of the run in units of Chinchilla (20 tokens a parameter), such as 1x."""
+    steps: int | None = None
+    """Length of the run in steps, instead of a horizon."""
+    batch: int | None = None
+    """Sequences a step."""
+    context: int | None = None
+    width: int | None = None
+    depth: int | None = None
+    head_dim: int | None = None
+    activation: float | None = None
+    """Factor of the squared ReLU."""
+    warmup: float | None = None
+    """Part of the run over which the learning rate rises."""
+    warmdown: float | None = None
+    """Part of the run over which it falls to zero."""
+    alpha: float | None = None
+    alpha_bar: float | None = None
+    z0: str = "init"
+    """Where anchored optimizers are pulled to: init or zero."""
+    fade: tuple[float, float] | None = None
+    """Parts of the run between which the pull fades out, such as 0.67 0.9."""
+    eval_every: int | None = None
+    eval_tokens: int | None = None
+    """Tokens of the validation set to use; 0 for all of it."""
+
+
+@dataclass(frozen=True)
+class Job(Common):
+    """One training run."""
+
+    optimizer: str = "soda_dagger"
+    """muon, adamw, scion, uscion, soda_dagger, lion; soda(muon), gpa(muon) and the like."""
+    seed: int = 0
+    """Of the initial weights and of the order of the data."""
+
+    def __post_init__(self) -> None:
+        if self.horizon is not None and self.steps is not None:
+            raise ValueError("give steps or a horizon, not both")
+        for name in ("steps", "batch", "context", "eval_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("warmup", "warmdown"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} is a part of the run, between 0 and 1, got {value}")
+        if self.seed < 0:
+            raise ValueError(f"seed must not be negative, got {self.seed}")
+        resolve(self, 2)  # whatever cannot be is refused now, before data are read
+
+    @property
+    def dataset(self) -> str:
+        return self.data or preset(self.preset).data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A job with nothing left open."""
+
+    job: Job
+    name: Name
+    shape: Shape
+    settings: Settings
+    batch: int
+    steps: int
+    warmup: int
+    warmdown: int
+    eval_every: int
+    eval_tokens: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.shape.context
+
+    @property
+    def tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    @property
+    def horizon(self) -> float:
+        return self.tokens / (TOKENS_PER_PARAMETER * self.shape.parameters)
+
+    def lr_factor(self, k: int) -> float:
+        """Constant, then linear to zero; a linear rise before it where there is a warmup."""
+        rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
+        fall = min(1.0, (self.steps - k) / self.warmdown) if self.warmdown else 1.0
+        return max(0.0, rise * fall)
+
+    def record(self) -> dict[str, Any]:
+        """Flat, for run files and tables."""
+        s, settings = self.shape, asdict(self.settings)
+        shape = asdict(s)
+        return {
+            "optimizer": str(self.name), "preset": self.job.preset, "data": self.job.dataset,
+            "seed": self.job.seed, "lr": self.settings.lr, "wd": self.settings.wd,
+            "steps": self.steps, "horizon": round(self.horizon, 4), "batch": self.batch,
+            **shape, "warmup": self.warmup, "warmdown": self.warmdown,
+            **{k: settings[k] for k in ("alpha", "alpha_bar", "z0", "fade")},
+            "eval_every": self.eval_every, "eval_tokens": self.eval_tokens,
+        }  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """A readable name that no other settings share."""
+        text = json.dumps(self.record(), sort_keys=True)
+        words = re.sub(r"[^a-z0-9_]+", "-", str(self.name)).strip("-")
+        return f"{words}-s{self.job.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def resolve(job: Job, vocab: int) -> Plan:
+    """Fill in what the job leaves open. vocab: of the data; padded to a multiple of 128."""
+    p, name = preset(job.preset), parse(job.optimizer)
+    shape = Shape(
+        vocab=-(-vocab // 128) * 128,
+        width=_or(job.width, p.width),
+        depth=_or(job.depth, p.depth),
+        head_dim=_or(job.head_dim, p.head_dim),
+        context=_or(job.context, p.context),
+        activation=_or(job.activation, name.spec.activation),
+    )
+    batch = _or(job.batch, p.batch)
+    steps, warmdown = _length(job, p, shape, batch)
+    warmup = round(_or(job.warmup, name.spec.warmup) * steps)
+    lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, name.spec.lr)))
+    settings = Settings(lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade)
+    check(name, settings)
+    every, tokens = _or(job.eval_every, p.eval_every), _or(job.eval_tokens, p.eval_tokens)
+    return Plan(job, name, shape, settings, batch, steps, warmup, warmdown, every, tokens)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _length(job: Job, p: Preset, shape: Shape, batch: int) -> tuple[int, int]:
+    """Steps, and those of the warmdown."""
+    horizon = p.horizon if job.horizon is None else chinchilla(job.horizon)
+    ours = (job.width, job.depth, job.batch, job.context) == (None,) * 4
+    if job.steps is None and p.published and ours:
+        n, m = (round(horizon * v) for v in p.published)
+    else:
+        tokens = TOKENS_PER_PARAMETER * shape.parameters * horizon
+        n = job.steps or max(1, round(tokens / (batch * shape.context)))
+        m = round(WARMDOWN * n)
+    return n, m if job.warmdown is None else round(job.warmdown * n)
+
+
+def chinchilla(text: str) -> float:
+    """'4x' -> 4.0"""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)x?", text.strip().lower())
+    value = float(found[1]) if found else math.nan
+    if not value > 0:
+        raise ValueError(f"a horizon is a positive multiple of Chinchilla such as 1x, got {text!r}")
+    return value
+
+
+def vary(job: Job, **changes: Any) -> Job:
+    """The job with other settings; an unknown one is named."""
+    known = [f.name for f in fields(Job)]
+    for name in changes:
+        if name not in known:
+            raise ValueError(unknown("setting", name, known))
+    return replace(job, **changes)

@@ -1,0 +1,217 @@
+"""Optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
+
+muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(muon)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import schedules, zoo
+from .._errors import unknown
+from ..anchors import Anchor
+from ..averages import GPA, SNOO, Lookahead, ScheduleFree
+from ..groups import param_groups
+from ..method import Method
+from ..recipes import Rule, rule_of, rules
+from ..roles import MATRICES
+from ..schedules import first
+from ..template import SODA
+from ..wrapper import SODAWrapper
+
+
+@dataclass(frozen=True)
+class Base:
+    """A recipe of the layer plan, and what the paper runs it with."""
+
+    recipe: str
+    lr: float
+    activation: float = 1.0
+    """Factor of the squared ReLU in the model it trains."""
+    warmup: float = 0.0
+    """Part of the run over which the learning rate rises."""
+    decays: bool = False
+    """It takes a weight decay, on the hidden matrices as in modded-nanogpt."""
+
+
+BASES = {
+    "adamw": Base("adam", 2**-9, warmup=0.05, decays=True),
+    "muon": Base("muon", 2**-11, decays=True),
+    "scion": Base("scion", 2**-12, activation=2.0),
+    "uscion": Base("uscion", 2**-12, activation=2.0),
+    "soda_dagger": Base("soda_dagger", 2**-12, activation=2.0),
+    "lion": Base("lion", 2**-12, warmup=0.05, decays=True),
+}
+ALIASES = {"adam": "adamw", "sf": "schedule_free"}
+ANCHORED = ("soda", "soda_all")
+AVERAGED: dict[str, Callable[[Optimizer], Optimizer]] = {
+    "schedule_free": ScheduleFree,
+    "gpa": GPA,
+    "lookahead": Lookahead,
+    "snoo": SNOO,
+}
+NAMES = (
+    *BASES,
+    *(f"{w}({b})" for w in (*ANCHORED, *AVERAGED) for b in BASES if b != "soda_dagger"),
+)
+
+
+class Name(NamedTuple):
+    """A parsed name: soda(muon) is ("soda", "muon")."""
+
+    wrapper: str | None
+    base: str
+
+    @property
+    def spec(self) -> Base:
+        return BASES[self.base]
+
+    @property
+    def anchored(self) -> bool:
+        return self.wrapper in ANCHORED or self.base == "soda_dagger"
+
+    def __str__(self) -> str:
+        return f"{self.wrapper}({self.base})" if self.wrapper else self.base
+
+
+def parse(text: str) -> Name:
+    """A name as people write it: SODA(Muon) and soda(muon) are the same."""
+    plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
+    found = re.fullmatch(r"(?:(\w+)\()?(\w+)\)?", plain)
+    wrapper, base = (
+        (ALIASES.get(part or "", part) for part in found.groups()) if found else ("", "")
+    )
+    if wrapper and base == "scion":
+        base = "uscion"  # its constraint is a pull to the origin: a wrapper takes its place
+    name = Name(wrapper, base or "")
+    known = {"adam": "adamw"} | {n: n for n in NAMES}
+    if str(name) not in known or plain.count("(") != plain.count(")"):
+        raise ValueError(unknown("optimizer", text, known))
+    return name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides an optimizer beside its name."""
+
+    lr: float
+    wd: float = 0.0
+    warmup_steps: int = 0
+    steps: int = 1
+    alpha: float | None = None
+    alpha_bar: float | None = None
+    z0: str = "init"
+    fade: tuple[float, float] | None = None
+
+
+def check(name: Name, s: Settings) -> None:
+    """Refuse combinations that mean nothing, before any data are read."""
+    if not 0 < s.lr < math.inf:
+        raise ValueError(f"lr must be positive, got {s.lr}")
+    if s.wd < 0:
+        raise ValueError(f"wd must not be negative, got {s.wd}")
+    if s.wd and (name.anchored or not name.spec.decays):
+        why = "the pull takes its place" if name.anchored else "its own pull is lr"
+        raise ValueError(f"{name} has no weight decay ({why}): leave out wd")
+    if s.z0 not in ("init", "zero"):
+        raise ValueError(unknown("z0", s.z0, ("init", "zero")))
+    if s.z0 != "init" and not name.anchored:
+        raise ValueError(f"z0 is for anchored optimizers such as soda(muon), not {name}")
+    if s.fade and name.wrapper not in ANCHORED:
+        raise ValueError(
+            f"fade is for the wrapper, as in soda(muon) or soda_all(uscion), not {name}"
+        )
+    if name.base not in SPECTRAL and (s.alpha is not None or s.alpha_bar is not None):
+        raise ValueError(f"alpha and alpha_bar are for {', '.join(SPECTRAL)}, not {name.base}")
+    if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
+        raise ValueError(f"fade is two parts of the run such as 0.67 0.9, got {s.fade}")
+
+
+SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
+
+
+def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
+    """The optimizer for a model."""
+    check(name, s)
+    opt: Optimizer = SODA(param_groups(model, _recipe(name, s)), s.lr)
+    if name.wrapper in AVERAGED:
+        return AVERAGED[name.wrapper](opt)
+    if name.wrapper is None:
+        return opt
+    options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
+    options["anchor"] = "clone" if s.z0 == "init" else Origin()
+    if name.wrapper == "soda_all":
+        return SODAWrapper(opt, **options)
+    return SODAWrapper.hidden(opt, model, **options)
+
+
+def _pull(s: Settings) -> schedules.Coef:
+    if s.fade is None:
+        return schedules.uniform
+    start, end = (round(part * s.steps) for part in s.fade)
+    return schedules.fade(schedules.uniform, start, max(end, start + 1))
+
+
+def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
+    recipe = rules(name.spec.recipe)
+    if name.base in SPECTRAL:
+        recipe = {role: _tuned(rule, name, s) for role, rule in recipe.items()}
+    found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
+    return recipe | {role: _decayed(rule, s.wd) for role, rule in found.items()}
+
+
+def _decayed(rule: Rule, wd: float) -> Rule:
+    return rule._replace(method=zoo.decayed(rule.method, wd)) if wd else rule
+
+
+def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
+    """The rule with another momentum or centre. Muon's Adam layers stay as they are."""
+    method: Method = rule.method
+    if name.base == "muon" and method.name != "muon":
+        return rule
+    dagger = name.base == "soda_dagger"
+    if s.alpha is not None:
+        method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
+    if s.alpha_bar is not None:
+        method = replace(method, alpha_bar=s.alpha_bar)
+    if dagger and s.z0 == "zero":  # elsewhere the wrapper does it
+        method = replace(method, centre="origin")
+    return rule._replace(method=method)
+
+
+@dataclass(frozen=True)
+class Origin(Anchor):
+    """z0 = 0, whatever the weights start from: the paper's ablation."""
+
+    apart: ClassVar[bool] = True
+
+    def take(self, p: Tensor, first: bool) -> Tensor:
+        return torch.zeros((), dtype=p.dtype, device=p.device)
+
+    def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        return kept
+
+
+@contextmanager
+def averaged(opt: Optimizer) -> Iterator[None]:
+    """The parameters hold the method's output x; y, where gradients are taken, comes back after."""
+    opt.eval()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        opt.train()  # type: ignore[attr-defined]
+
+
+def state_bytes(opt: Optimizer) -> int:
+    """Of all tensors that the optimizer keeps."""
+    tensors = [t for s in opt.state.values() for t in s.values() if isinstance(t, Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,151 @@
+"""What a run leaves behind: one line of JSON for each thing that happened, written as it happens.
+
+    runs/NAME/ROW/run.jsonl
+
+    {"kind": "run", "job": {...}, "model": {...}, "environment": {...}, "git": {...}, ...}
+    {"kind": "step", "step": 10, "loss": 6.1, "lr": 0.001, "tokens": 20480, "seconds": 1.4, ...}
+    {"kind": "val", "step": 50, "loss": 5.2, "tokens": 102400, "seconds": 7.2}
+    {"kind": "sample", "step": 200, "prompt": "The", "text": "The people of ..."}
+    {"kind": "end", "step": 200, "status": "finished", "val_loss": 4.3, "seconds": 30.1, ...}
+
+A run that was killed and resumed writes some steps again; the last line of a kind and step counts.
+A line that the kill cut short is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+from .._errors import unknown
+
+FILE = "run.jsonl"
+FORMAT = 1
+FINISHED, DIVERGED, STOPPED = "finished", "diverged", "stopped"
+Record = dict[str, Any]
+
+
+class Writer:
+    """Appends records to a run's file. A torn last line of an earlier process is closed first."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        self.file: TextIO = path.open("a", encoding="utf-8")
+        if torn:
+            self.file.write("\n")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """One line, on disk when this returns as far as a killed process is concerned."""
+        line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
+        self.file.write(line + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan and no infinity: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its file tells it."""
+
+    folder: Path
+    head: Record
+    records: list[Record] = field(repr=False)
+
+    @property
+    def job(self) -> Record:
+        """The settings that decide the numbers: optimizer, lr, wd, seed, steps, ..."""
+        return self.head.get("job", {})  # type: ignore[no-any-return]
+
+    @property
+    def optimizer(self) -> str:
+        return str(self.job.get("optimizer", "?"))
+
+    @cached_property
+    def end(self) -> Record | None:
+        """The last record, if the run came to an end of any kind and was not taken up again."""
+        last = self.records[-1] if self.records else self.head
+        return last if last["kind"] == "end" else None
+
+    @property
+    def finished(self) -> bool:
+        return self.end is not None and self.end["status"] == FINISHED
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do: it finished, or it diverged and would again."""
+        return self.end is not None and self.end["status"] in (FINISHED, DIVERGED)
+
+    @property
+    def val_loss(self) -> float | None:
+        """The final validation loss; none for a run that did not finish."""
+        return self.end.get("val_loss") if self.end and self.finished else None
+
+    def of(self, kind: str) -> list[Record]:
+        """The records of a kind, one for each step, in order of steps."""
+        last = {r["step"]: r for r in self.records if r["kind"] == kind and "step" in r}
+        return [last[step] for step in sorted(last)]
+
+
+def begun(folder: Path) -> Run | None:
+    """The run in a folder; none if nothing, or not even a whole first line, was written yet."""
+    return read(folder) if (folder / FILE).exists() and _records(folder / FILE) else None
+
+
+def read(folder: Path) -> Run:
+    """A run from its folder."""
+    path = folder / FILE
+    records = _records(path)
+    heads = [r for r in records if r["kind"] == "run"]
+    if not heads:
+        raise ValueError(f"{path} does not begin with a run record: not a run of this lab")
+    if heads[-1].get("format") != FORMAT:
+        raise ValueError(f"{path} has format {heads[-1].get('format')}, and this reads {FORMAT}")
+    return Run(folder, heads[-1], [r for r in records if r["kind"] != "run"])
+
+
+def _records(path: Path) -> list[Record]:
+    return [r for line in path.read_bytes().splitlines() if (r := _parsed(line))]
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
+def find(paths: Iterable[Path]) -> list[Run]:
+    """Every run in or under these folders, in order of their paths."""
+    runs: dict[Path, Run] = {}
+    for path in paths:
+        if not path.exists():
+            near = unknown("folder", str(path), _siblings(path))
+            raise FileNotFoundError(near if path.parent.is_dir() else f"{path} does not exist")
+        files = [path / FILE] if (path / FILE).exists() else sorted(path.rglob(FILE))
+        for file in files:
+            if run := begun(file.parent):
+                runs[file.parent.resolve()] = run
+    return list(runs.values())
+
+
+def _siblings(path: Path) -> Sequence[str]:
+    return [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -1,0 +1,9 @@
+"""A page, figures and a table from runs.
+
+write_report(records.find([Path("runs/mine")]), Path("report.html"), "Muon and SODA")
+"""
+
+from .page import write_report
+from .terminal import comparison_table
+
+__all__ = ["comparison_table", "write_report"]

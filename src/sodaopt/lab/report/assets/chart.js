@@ -1,0 +1,140 @@
+// What all charts share: colours, ticks, numbers, the legend and the box at the cursor.
+
+const DASHES = [[], [9, 4], [2, 3], [12, 4, 3, 4], [6, 3, 1, 3]];
+const HUES = 8;
+const all = []; // every chart, to draw again in another theme
+
+const probe = document.body.appendChild(make("span", { hidden: "" }));
+/** A colour of the style sheet in the theme of now: a canvas knows neither. */
+function css(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+const hue = (colour) => css(`--hue${colour % HUES}`);
+/** Alone: a seed that diverged, next to the others of its variant. */
+const dashes = (colour, alone) => (alone ? [1, 4] : DASHES[Math.floor(colour / HUES) % DASHES.length]);
+const font = () => `12px ${getComputedStyle(document.body).fontFamily}`;
+
+/** An element; text is never read as HTML. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+function swatch(colour, alone = false) {
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg");
+  const line = document.createElementNS(space, "line");
+  const set = (element, values) => {
+    for (const name in values) element.setAttribute(name, values[name]);
+  };
+  set(svg, { class: `swatch hue${colour % HUES}`, viewBox: "0 0 22 8", "aria-hidden": "true" });
+  const dash = dashes(colour, alone).map((n) => n * 0.75).join(" ");
+  set(line, { x1: 1, y1: 4, x2: 21, y2: 4, "stroke-dasharray": dash });
+  svg.append(line);
+  return svg;
+}
+
+/** A row of buttons of which one is pressed, or which are pressed one by one. */
+function group(label, names, pressed, press) {
+  const box = make("div", { class: "group", role: "group", "aria-label": label });
+  const buttons = names.map((name) => {
+    const button = make("button", { type: "button" }, name);
+    button.addEventListener("click", () => { press(name); mark(); });
+    box.append(button);
+    return button;
+  });
+  const mark = () => buttons.forEach((button, j) => {
+    if (pressed) button.setAttribute("aria-pressed", String(pressed(names[j])));
+  });
+  mark();
+  return box;
+}
+
+// -- numbers ----------------------------------------------------------------------------------
+
+const tidy = (x) => String(Number(x.toPrecision(4))).replace("-", "−");
+
+/** 1500 -> "1.5k" */
+function count(x) {
+  const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]];
+  for (const [size, unit] of units) {
+    if (Math.abs(x) >= size) return tidy(x / (unit === "k" ? 1e3 : size)) + unit;
+  }
+  return tidy(x);
+}
+
+/** Round numbers from min to max, about n of them. */
+function ticks(min, max, n) {
+  const rough = (max - min) / Math.max(1, n);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((k) => k * power).find((s) => s >= 0.7 * rough);
+  const first = Math.ceil(min / step - 1e-9), last = Math.floor(max / step + 1e-9);
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, j) => (first + j) * step);
+}
+
+/** 1, 2, 5, 10, 20, ... on a log axis; round steps where that leaves fewer than three. */
+function logTicks(min, max, n) {
+  const found = [];
+  for (let p = Math.floor(Math.log10(min)); p <= Math.ceil(Math.log10(max)); p++) {
+    for (const k of [1, 2, 5]) if (k * 10 ** p >= min && k * 10 ** p <= max) found.push(k * 10 ** p);
+  }
+  const tens = found.filter((x) => Math.abs(Math.log10(x) % 1) < 1e-9);
+  if (found.length > 2 * n && tens.length > 2) return tens;
+  return found.length >= 3 ? found : ticks(min, max, n);
+}
+
+// -- parts of a chart -------------------------------------------------------------------------
+
+const narrow = (width) => width < 480;
+/** How many ticks have room; each wants so many pixels. */
+const room = (pixels, each) => Math.max(2, Math.floor(pixels / devicePixelRatio / each));
+
+function axis(label, extra) {
+  const line = css("--grid");
+  return {
+    label, font: font(), labelFont: font(), stroke: css("--soft"), labelGap: 2, labelSize: 22,
+    grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 5 }, ...extra,
+  };
+}
+
+/** Draw inside the axes alone. */
+function clipped(u, draw) {
+  const { left, top, width, height } = u.bbox;
+  u.ctx.save();
+  u.ctx.beginPath();
+  u.ctx.rect(left, top, width, height);
+  u.ctx.clip();
+  draw(u.ctx);
+  u.ctx.restore();
+}
+
+/** The box at the cursor. lines(u) gives a heading, and [colour, name, value] for each line. */
+function tip(lines) {
+  const box = make("div", { class: "tip", hidden: "" });
+  const move = (u) => {
+    const { left } = u.cursor;
+    const found = left >= 0 ? lines(u) : null;
+    box.hidden = !found || found.lines.length === 0;
+    if (box.hidden) return;
+    const rows = found.lines.map(([colour, name, value]) => make("div", {}, swatch(colour),
+      make("span", {}, name), make("span", { class: "value" }, value)));
+    box.replaceChildren(make("div", { class: "at" }, found.at), ...rows);
+    const free = u.over.clientWidth - box.offsetWidth;
+    const x = left + 18 > free ? left - box.offsetWidth - 18 : left + 18;
+    // at the top, where falling losses leave room
+    box.style.transform = `translate(${Math.max(Math.min(0, free), x)}px, 0)`;
+  };
+  return { hooks: { init: [(u) => u.over.append(box)], setCursor: [move] } };
+}
+
+/** Follow the width of the page. */
+function fit(holder, chart) {
+  const width = () => Math.max(200, Math.floor(holder.clientWidth));
+  new ResizeObserver(() => {
+    if (chart.u && chart.u.width !== width()) chart.u.setSize({ width: width(), height: chart.u.height });
+  }).observe(holder);
+  return width;
+}

@@ -1,0 +1,25 @@
+// The theme, and the charts of this page.
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+let chosen = null; // by the button; else the system decides
+
+/** Style sheets follow by themselves, canvases do not. */
+function paint(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  for (const draw of all) draw();
+}
+
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = chosen ? chosen === "dark" : system.matches;
+  chosen = dark ? "light" : "dark";
+  paint(chosen);
+});
+system.addEventListener("change", () => paint(chosen));
+addEventListener("beforeprint", () => paint("light")); // paper is white
+addEventListener("afterprint", () => paint(chosen));
+
+const data = JSON.parse(document.getElementById("data").textContent);
+curveChart(document.getElementById("val"), data.val, "Validation loss");
+sweepCharts(document.getElementById("sweeps"), data.sweeps);
+curveChart(document.getElementById("train"), data.train, "Training loss, smoothed");

@@ -1,0 +1,158 @@
+// Final loss against a setting that was swept, one line for each optimizer.
+
+const NAMES = { lr: "learning rate", wd: "weight decay" };
+
+function sweepCharts(section, panels) {
+  if (panels.length === 0) return;
+  section.hidden = false;
+  for (const panel of panels) section.querySelector(".panels").append(sweepChart(panel));
+}
+
+function sweepChart(panel) {
+  const name = NAMES[panel.axis] ?? panel.axis;
+  const holder = make("div", { class: "plot", role: "img" });
+  holder.setAttribute("aria-label", `Final validation loss against ${name}. ${panel.traces.map(said).join(" ")}`);
+  const chart = { u: null };
+  const width = fit(holder, chart);
+  const title = `Loss against ${name}${panel.title ? `, ${panel.title}` : ""}`;
+  const box = make("div", { class: "panel" }, make("h3", {}, title), holder, sweepLegend(panel));
+  for (const line of captions(panel, name)) box.append(make("p", { class: "caption" }, line));
+  const draw = () => {
+    chart.u?.destroy();
+    chart.u = sweepPlot(holder, width(), panel, name);
+  };
+  requestAnimationFrame(draw); // its width is known once it is in the page
+  all.push(draw);
+  return box;
+}
+
+/** What a line shows, in words. */
+function said(trace) {
+  const losses = trace.marks.map((m) => m.loss).filter((y) => y != null);
+  if (!losses.length) return `${trace.label}: diverged.`;
+  const where = trace.best ? `, best at ${trace.best}${trace.edge ? " (edge)" : ""}` : "";
+  return `${trace.label}: ${Math.min(...losses).toFixed(4)}${where}.`;
+}
+
+function sweepLegend(panel) {
+  return make("ul", { class: "legend" }, ...panel.traces.map((trace) => {
+    const words = said(trace).slice(trace.label.length + 2, -1);
+    return make("li", {}, make("span", { class: "key" }, swatch(trace.colour),
+      make("span", { class: "name" }, trace.label), make("span", { class: "value" }, words)));
+  }));
+}
+
+function captions(panel, name) {
+  const marks = panel.traces.flatMap((trace) => trace.marks);
+  const lines = [];
+  if (panel.traces.some((t) => t.level)) lines.push(`Level lines have no ${name}.`);
+  if (panel.traces.some((t) => t.edge)) lines.push("Edge: the best value is the last one tried; a better one may lie beyond it.");
+  if (panel.chosen) lines.push(`At each point, the best ${NAMES[panel.chosen] ?? panel.chosen}.`);
+  if (marks.some((m) => m.diverged)) lines.push("× at the top: a run diverged.");
+  if (marks.some((m) => m.loss > panel.range[1])) lines.push("▴ at the top: a loss beyond the axis.");
+  return lines;
+}
+
+// -- the plot ---------------------------------------------------------------------------------
+
+function sweepPlot(holder, width, panel, name) {
+  const xs = panel.ticks, ends = [xs[0] - 0.4, xs[xs.length - 1] + 0.4];
+  const grid = [ends[0], ...xs, ends[1]];
+  const ys = panel.traces.map((trace) => trace.level
+    ? grid.map(() => trace.marks[0].loss)
+    : grid.map((x) => trace.marks.find((m) => m.x === x)?.loss ?? null));
+  const skip = Math.ceil((xs.length * 46) / Math.max(1, width - 70)); // names that would overlap
+  return new uPlot({
+    width, height: Math.round(Math.max(260, Math.min(340, width * 0.66))),
+    legend: { show: false },
+    cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
+    scales: {
+      x: { time: false, range: () => ends },
+      y: { range: () => panel.range },
+    },
+    axes: [
+      axis(name, { size: 36, splits: () => xs, values: () => panel.names.map((n, j) => (j % skip ? "" : n)) }),
+      axis(narrow(width) ? null : "final loss", {
+        size: narrow(width) ? 48 : 60, splits: (u, _, min, max) => ticks(min, max, room(u.bbox.height, 45)), values: (u, found) => found.map(tidy),
+      }),
+    ],
+    series: [{}, ...panel.traces.map((trace) => ({
+      label: trace.label, stroke: hue(trace.colour), width: 2, spanGaps: false,
+      dash: trace.level ? [7, 5] : dashes(trace.colour),
+      points: { show: !trace.level, size: 7, fill: hue(trace.colour), width: 1 },
+    }))],
+    hooks: { draw: [(u) => sweepMarks(u, panel, grid)] },
+    plugins: [tip((u) => sweepValues(u, panel, grid))],
+  }, [grid, ...ys], holder);
+}
+
+/** Spreads, the best of each line, and at the top what diverged or lies beyond the axis. */
+function sweepMarks(u, panel, grid) {
+  const ctx = u.ctx, px = devicePixelRatio;
+  const y = (loss) => u.valToPos(loss, "y", true);
+  for (const trace of panel.traces) {
+    ctx.strokeStyle = ctx.fillStyle = hue(trace.colour);
+    ctx.lineWidth = 1.25 * px;
+    ctx.setLineDash([]);
+    const losses = trace.marks.map((m) => m.loss ?? Infinity), least = Math.min(...losses);
+    for (const mark of trace.marks) {
+      if (trace.level) { levelBand(u, mark, grid, y); continue; }
+      const x = u.valToPos(mark.x, "x", true);
+      if (mark.spread) clipped(u, () => stroke(ctx, [[x, y(mark.loss - mark.spread)], [x, y(mark.loss + mark.spread)]]));
+      if (mark.loss === least && trace.best) ring(ctx, x, y(mark.loss), 7.5 * px);
+      if (mark.diverged) cross(ctx, x, u.bbox.top + 9 * px, 4 * px);
+      else if (mark.loss > panel.range[1]) triangle(ctx, x, u.bbox.top + 8 * px, 4.5 * px);
+    }
+  }
+}
+
+function levelBand(u, mark, grid, y) {
+  if (!mark.spread) return;
+  const left = u.valToPos(grid[0], "x", true), right = u.valToPos(grid[grid.length - 1], "x", true);
+  const top = y(mark.loss + mark.spread);
+  clipped(u, (ctx) => {
+    ctx.globalAlpha = 0.14;
+    ctx.fillRect(left, top, right - left, y(mark.loss - mark.spread) - top);
+  });
+}
+
+function stroke(ctx, points) {
+  ctx.beginPath();
+  for (const [x, y] of points) ctx.lineTo(x, y);
+  ctx.stroke();
+}
+
+function ring(ctx, x, y, r) {
+  ctx.beginPath();
+  ctx.arc(x, y, r, 0, 2 * Math.PI);
+  ctx.stroke();
+}
+
+function cross(ctx, x, y, r) {
+  stroke(ctx, [[x - r, y - r], [x + r, y + r]]);
+  stroke(ctx, [[x - r, y + r], [x + r, y - r]]);
+}
+
+function triangle(ctx, x, y, r) {
+  ctx.beginPath();
+  ctx.moveTo(x, y - r);
+  ctx.lineTo(x + r, y + r);
+  ctx.lineTo(x - r, y + r);
+  ctx.fill();
+}
+
+function sweepValues(u, panel, grid) {
+  const at = panel.ticks.indexOf(grid[u.cursor.idx]);
+  if (at < 0) return null;
+  const found = panel.traces.flatMap((trace) => {
+    const mark = trace.level ? trace.marks[0] : trace.marks.find((m) => m.x === panel.ticks[at]);
+    return mark ? [[trace.colour, mark.label, mark]] : [];
+  }).sort((a, b) => (a[2].loss ?? Infinity) - (b[2].loss ?? Infinity));
+  return { at: `${NAMES[panel.axis] ?? panel.axis} ${panel.names[at]}`,
+    lines: found.map(([colour, name, mark]) => [colour, name, measured(mark)]) };
+}
+
+function measured(mark) {
+  if (mark.loss == null) return mark.diverged ? "diverged" : "unfinished";
+  return mark.loss.toFixed(4) + (mark.spread ? ` ± ${mark.spread.toFixed(4)}` : "");
+}

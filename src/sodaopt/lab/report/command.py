@@ -1,0 +1,74 @@
+"""`sodaopt report`: a page, a table and figures from runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from ..._errors import unknown
+from ..records import FILE, Run, find
+
+
+@dataclass
+class Report:
+    """Compare runs on one page of HTML, which opens without a network; finished or not."""
+
+    runs: Positional[tuple[Path, ...]]
+    """Folders of runs, or folders that hold such folders."""
+    out: Path | None = None
+    """The page; report.html in the first folder if not given."""
+    title: str = ""
+    """Of the page; else the name of the folder."""
+    baseline: str = ""
+    """The optimizer whose rows come first: the others are compared with the first row."""
+    png: bool = False
+    """Also the charts as PNG, next to the page."""
+    svg: bool = False
+    """Also the charts as SVG."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ValueError("name at least one folder of runs")
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from . import comparison_table, write_report
+
+        console = Console() if sys.stdout.isatty() else Console(width=100)
+        runs = self._runs()
+        console.print(comparison_table(runs))
+        out = self.out or self.runs[0] / "report.html"
+        files = [write_report(runs, out, self.title or _name(self.runs))]
+        for file in files + self._figures(runs, out):
+            console.print(str(file), highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    def _runs(self) -> list[Run]:
+        runs = find(self.runs)
+        if not runs:
+            where = ", ".join(map(str, self.runs))
+            raise FileNotFoundError(f"no runs in {where}: there is no {FILE} in or under it")
+        names = {run.optimizer for run in runs}
+        if self.baseline and self.baseline not in names:
+            raise ValueError(unknown("baseline", self.baseline, names))
+        return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
+
+    def _figures(self, runs: Sequence[Run], out: Path) -> list[Path]:
+        kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]
+        if not kinds:
+            return []
+        from ..stats import rows
+        from .figures import draw
+
+        return draw(rows(runs), out.with_suffix(""), kinds)
+
+
+def _name(folders: Sequence[Path]) -> str:
+    """'runs/muon-sweep' -> 'muon sweep'"""
+    names = [folder.resolve().name for folder in folders]
+    return ", ".join(name.replace("-", " ").replace("_", " ") for name in names)

@@ -1,0 +1,128 @@
+"""The charts of the page as PNG and SVG, for papers.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..labels import pretty
+from ..stats import Row
+from .charts import Curve, Mark, Panel, Trace, curves, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B4568F", "#C98500", "#3A9FD8", "#4A4F59", "#6A3FB5")
+LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
+NAMES = {"lr": "learning rate", "wd": "weight decay"}
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.fontsize": 8, "legend.frameon": False,
+    "axes.titlesize": 10, "lines.linewidth": 1.6, "lines.markersize": 4.5,
+    "figure.facecolor": "white", "axes.facecolor": "white", "svg.hashsalt": "sodaopt",
+}  # fmt: skip
+
+
+def draw(rows: Sequence[Row], stem: Path, kinds: Sequence[str]) -> list[Path]:
+    """STEM-val.KIND and, where a setting was swept, STEM-lr.KIND and STEM-wd.KIND."""
+    from matplotlib import rc_context
+
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[Panel]] = {}
+    for panel in panels(rows):
+        found.setdefault(panel.axis, []).append(panel)
+    with rc_context(STYLE):
+        drawn = {"val": trajectories(curves(rows, "val"))} if curves(rows, "val") else {}
+        drawn |= {axis: sweeps(some) for axis, some in found.items()}
+        return [_save(f, stem, name, kind) for name, f in drawn.items() for kind in kinds]
+
+
+def _save(figure: Figure, stem: Path, name: str, kind: str) -> Path:
+    path = stem.with_name(f"{stem.name}-{name}.{kind}")
+    # a date would make every run a change of the file
+    figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+    return path
+
+
+def style(colour: int) -> dict[str, Any]:
+    at = colour % len(COLOURS), colour // len(COLOURS) % len(LINES)
+    return {"color": COLOURS[at[0]], "linestyle": LINES[at[1]]}
+
+
+# dollars in a label are not mathematics
+def _words(label: str) -> str:
+    return pretty(label).replace("$", r"\$")
+
+
+def trajectories(found: Sequence[Curve]) -> Figure:
+    """Loss against steps, with the range over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    ax = figure.add_subplot()
+    shown = [c for c in found if c.main] if len(found) > len(COLOURS) else found
+    for curve in shown:
+        look = style(curve.colour) | ({"linestyle": ":"} if curve.alone else {})
+        ax.plot(curve.steps, curve.loss, label=_words(curve.label), **look)
+        if curve.low:
+            colour = COLOURS[curve.colour % len(COLOURS)]
+            ax.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.16, lw=0)
+    ax.set(xlabel="steps", ylabel="validation loss", ylim=_settled(shown))
+    ax.legend()
+    return figure
+
+
+def _settled(found: Sequence[Curve]) -> tuple[float, float]:
+    """Without the steep start, which would leave no room for the rest."""
+    last = max(curve.steps[-1] for curve in found)
+    pairs = [list(zip(c.steps, c.loss, strict=True)) for c in found]
+    settled = [[y for x, y in pair if x >= 0.15 * last] for pair in pairs]
+    kept = [ys for ys in settled if ys]  # one of them has the last step
+    low, high, first = min(map(min, kept)), max(map(max, kept)), max(ys[0] for ys in kept)
+    high = min(high, first + 0.25 * (first - low)) if first > low else high  # what diverges leaves
+    margin = 0.05 * (high - low) or 0.01 * abs(high) or 0.1
+    return low - margin, high + margin
+
+
+def sweeps(found: Sequence[Panel]) -> Figure:
+    """Final loss against one setting, a panel for each scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(found), 3.6), layout="constrained")
+    for j, panel in enumerate(found):
+        ax = figure.add_subplot(1, len(found), j + 1)
+        for trace in panel.traces:
+            _trace(ax, trace, panel)
+        ax.set(title=_words(panel.title), xlabel=NAMES[panel.axis], ylabel="final loss",
+               ylim=panel.range)  # fmt: skip
+        ax.set_xticks(panel.ticks, [pretty(name) for name in panel.names])
+        ax.legend()
+    return figure
+
+
+def _trace(ax: Axes, trace: Trace, panel: Panel) -> None:
+    known = [mark for mark in trace.marks if mark.loss is not None]
+    look, label = style(trace.colour), _words(trace.label)
+    if trace.level:
+        for mark in known:
+            ax.axhline(mark.loss or 0.0, label=label, **look | {"linestyle": "--"})
+            _band(ax, mark, look["color"])
+        return
+    losses, spreads = [m.loss or 0.0 for m in known], [m.spread or 0.0 for m in known]
+    ax.errorbar([m.x for m in known], losses, spreads, marker="o", label=label, **look)
+    # what diverged or lies beyond the axis is marked at the top
+    gone = [m.x for m in trace.marks if m.diverged]
+    beyond = [m.x for m in known if (m.loss or 0.0) > panel.range[1] and not m.diverged]
+    for xs, marker in ((gone, "x"), (beyond, "^")):
+        if xs:  # an empty line that is not clipped would stretch the layout
+            ax.plot(xs, [panel.range[1]] * len(xs), marker, color=look["color"], clip_on=False)
+
+
+def _band(ax: Axes, mark: Mark, colour: str) -> None:
+    if mark.loss is not None and mark.spread:
+        ax.axhspan(mark.loss - mark.spread, mark.loss + mark.spread, color=colour, alpha=0.14, lw=0)

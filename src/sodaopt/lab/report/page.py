@@ -1,0 +1,162 @@
+"""The page: one HTML file with everything in it, which opens from a disk without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ... import __version__
+from ..labels import pretty
+from ..records import Run
+from ..stats import Row, rows
+from . import charts, tables, text
+
+SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
+
+
+def write_report(runs: Sequence[Run], out: Path, title: str) -> Path:
+    """Write the page. A reader sees the old one or the new one, never half of one."""
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    page = html(rows(runs), title)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(page)
+        os.chmod(name, 0o644)  # a temporary file is its owner's alone
+        os.replace(name, out)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return out
+
+
+def html(found: Sequence[Row], title: str) -> str:
+    runs = [run for row in found for run in row.runs]
+    plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
+    parts = {
+        "title": escape(title),
+        "policy": policy(plot, script),
+        "licence": asset("uPlot.LICENSE"),
+        "style": asset("uPlot.min.css") + asset("page.css"),
+        "facts": " · ".join(map(tables.show, facts(runs))),
+        "headlines": "".join(map(headline, text.headlines(found)[:4])),
+        "results": tables.results(found),
+        "notes": "".join(f"<li>{escape(note)}</li>" for note in text.notes(found)),
+        "samples": section("samples", "Samples", tables.samples(found)),
+        "setup": tables.setup(runs),
+        "runs": tables.runs_table(found),
+        "data": embedded(data(found)),
+        "plot": plot,
+        "script": script,
+        "version": escape(__version__),
+    }
+    return Template(asset("page.html")).substitute(parts)
+
+
+@cache
+def asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def headline(sentence: tuple[str, str]) -> str:
+    """Numbers stay with their ±, and p with its value."""
+    subject, rest = map(tables.show, sentence)
+    for sign in ("±", "=", "&lt;"):
+        rest = rest.replace(f" {sign} ", f"&nbsp;{sign}&nbsp;")
+    return f"<p><b>{subject}</b> {rest}</p>" if subject else f"<p>{rest}</p>"
+
+
+def section(name: str, title: str, body: str) -> str:
+    """Nothing where there is nothing to show."""
+    return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
+
+
+def policy(*scripts: str) -> str:
+    """The browser loads nothing and runs these scripts alone, whatever text a run has in it."""
+    digests = [hashlib.sha256(f"\n{script}\n".encode()).digest() for script in scripts]
+    hashes = " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
+
+
+# -- data -----------------------------------------------------------------------------------------
+
+
+def data(found: Sequence[Row]) -> dict[str, Any]:
+    """What the charts draw."""
+    return {
+        "val": [asdict(curve) for curve in charts.curves(found, "val")],
+        "train": [asdict(curve) for curve in charts.curves(found, "step")],
+        "sweeps": [asdict(panel) for panel in charts.panels(found)],
+    }
+
+
+def embedded(value: Any) -> str:
+    """JSON in which no text can end the script element it stands in."""
+    dense = json.dumps(_short(value), allow_nan=False, separators=(",", ":"))
+    return dense.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _short(value: Any) -> Any:
+    """Seven digits are more than a chart shows. Labels get their superscripts."""
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(v) for v in value]
+    if isinstance(value, float):
+        short = float(f"{value:.7g}")
+        return int(short) if short == int(short) else short
+    return pretty(value) if isinstance(value, str) else value
+
+
+def facts(runs: Sequence[Run]) -> list[str]:
+    """The line below the title: what was run on what, as far as it is the same for all."""
+    heads = [tables.facts(run) for run in runs]
+
+    def same(part: str, name: str) -> Any:
+        values = {json.dumps(head[part].get(name)) for head in heads}
+        return json.loads(values.pop()) if len(values) == 1 else None
+
+    parameters, steps = same("model", "parameters"), same("job", "steps")
+    commits = {tables.commit(run) for run in runs}
+    found = [
+        _counted(runs),
+        f"{text.count(parameters)} parameters" if parameters else None,
+        f"{steps:,} steps" if steps else None,
+        f"data: {same('data', 'name')}" if same("data", "name") else None,
+        same("environment", "device"),
+        f"commit {commits.pop()}" if len(commits) == 1 and "" not in commits else None,
+        _day(run.head.get("time") for run in runs),
+    ]
+    return [str(fact) for fact in found if fact]
+
+
+def _counted(runs: Sequence[Run]) -> str:
+    several = {run.job.get("seed") for run in runs}
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{count}, {text.seeds(len(several))}" if len(several) > 1 else count
+
+
+def _day(times: Iterable[Any]) -> str:
+    """The day of the latest run; a time is seconds or begins with a date."""
+    known = sorted(_date(t) for t in times if t)
+    return known[-1] if known else ""
+
+
+def _date(time: Any) -> str:
+    if isinstance(time, int | float):
+        return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d")
+    return str(time)[:10]

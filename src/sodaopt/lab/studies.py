@@ -1,0 +1,216 @@
+"""The paper's figures and tables as rows that can be run, at its own scale or at a small one.
+
+A cell is one point of a figure or one number of a table: a label, the settings that make it, and
+the baseline whose learning rate it uses. A new figure is a new entry of STUDIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .job import Job
+
+
+@dataclass(frozen=True)
+class Scale:
+    """At which size the studies run, and how much is spent on them."""
+
+    preset: str
+    sizes: tuple[tuple[str, dict[str, Any]], ...]
+    """Labels and settings of the models from small to large."""
+    horizons: tuple[str, ...]
+    seeds: int
+    lr: dict[str, float]
+    """Learning rates of the baselines; where they are tuned, the middle of the first grid."""
+    tuned: bool
+    about: str
+
+
+SCALES = {
+    "paper": Scale(
+        "gpt-124m",
+        tuple(
+            (size, {"preset": f"gpt-{size}"})
+            for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
+        ),
+        ("1x", "4x"),
+        1,
+        {},
+        False,
+        "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
+    ),
+    "proxy": Scale(
+        "proxy",
+        tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
+        ("1x",),
+        3,
+        {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
+        True,
+        "6.8M parameters, half a minute a run on one H200; learning rates of baselines are tuned",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number: its column, its settings, and whose learning rate it takes."""
+
+    column: str
+    optimizer: str
+    base: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def job(self, scale: Scale, row: Row, seed: int, lr: float | None) -> Job:
+        values: dict[str, Any] = {
+            "preset": scale.preset,
+            "optimizer": self.optimizer,
+            "seed": seed,
+            "lr": lr,
+        }
+        return Job(**(values | row.settings | self.settings))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: a horizon or a size."""
+
+    label: str
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or a table."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    rows: Callable[[Scale], Sequence[Row]]
+    kind: str = "table"
+    """table, curves (loss against steps), or an axis such as wd."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Columns whose difference the study is about: (the one, what it is compared with)."""
+    published: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Row by row, what the paper prints."""
+
+
+def horizons(scale: Scale) -> list[Row]:
+    return [Row(h, {"horizon": h}) for h in scale.horizons]
+
+
+def sizes(scale: Scale) -> list[Row]:
+    return [Row(label, settings | {"horizon": "1x"}) for label, settings in scale.sizes]
+
+
+def _cell(column: str, optimizer: str, base: str, **settings: Any) -> Cell:
+    return Cell(column, optimizer, base, settings)
+
+
+MUON = _cell("Muon", "muon", "muon")
+SODA_MUON = _cell("SODA(Muon)", "soda(muon)", "muon")
+SCION = _cell("Scion", "scion", "scion")
+USCION = _cell("uScion", "uscion", "uscion")
+SODA_USCION = _cell("SODA(uScion)", "soda(uscion)", "uscion")
+ADAM = _cell("Adam", "adamw", "adamw")
+SODA_ADAM = _cell("SODA(Adam)", "soda(adamw)", "adamw")
+DAGGER = _cell("SODA-dagger", "soda_dagger", "uscion")
+
+DECAYS = tuple(2.0**e for e in range(-4, 4))
+MOMENTA = ((0.05, 0.0), (0.05, 0.05), (0.05, 0.1), (0.1, 0.0), (0.1, 0.05), (0.1, 0.1))
+
+STUDIES = {
+    "fig-wd-sweep": Study(
+        "Figure 1: Muon with swept weight decay, and SODA(Muon)",
+        (MUON, *(_cell(f"wd {w:g}", "muon", "muon", wd=w) for w in DECAYS), SODA_MUON),
+        horizons,
+        "wd",
+        (("SODA(Muon)", "Muon"),),
+    ),
+    "fig-wrappers": Study(
+        "Figure 2: the wrapper around Adam, Muon and Scion",
+        (ADAM, SODA_ADAM, MUON, SODA_MUON, SCION, USCION, SODA_USCION),
+        horizons,
+        "curves",
+        (("SODA(Adam)", "Adam"), ("SODA(Muon)", "Muon"), ("SODA(uScion)", "uScion")),
+    ),
+    "fig-trajectories": Study(
+        "Figure 3: SODA-dagger against the best wrapped optimizers",
+        (DAGGER, SODA_MUON, SODA_USCION),
+        horizons,
+        "curves",
+        (("SODA-dagger", "SODA(Muon)"), ("SODA-dagger", "SODA(uScion)")),
+    ),
+    "fig-scale": Study(
+        "Figure 4: SODA-dagger against Scion and uScion as the model grows",
+        (SCION, USCION, DAGGER),
+        sizes,
+        "size",
+        (("SODA-dagger", "Scion"), ("SODA-dagger", "uScion")),
+    ),
+    "fig-scale-wrapper": Study(
+        "Figure 5: as figure 4, with SODA(uScion)",
+        (SCION, USCION, DAGGER, SODA_USCION),
+        sizes,
+        "size",
+        (("SODA(uScion)", "uScion"), ("SODA-dagger", "uScion")),
+    ),
+    "fig-anchor": Study(
+        "Figure 6: the anchor at the initial weights, and at zero",
+        (DAGGER, _cell("z0 = 0", "soda_dagger", "uscion", z0="zero")),
+        horizons,
+        "curves",
+        (("SODA-dagger", "z0 = 0"),),
+    ),
+    "table-layers": Study(
+        "Table: wrapping the hidden layers, or all of them",
+        (
+            MUON,
+            _cell("SODA(Muon) hidden", "soda(muon)", "muon"),
+            _cell("SODA(Muon) all", "soda_all(muon)", "muon"),
+            SCION,
+            USCION,
+            _cell("SODA(uScion) hidden", "soda(uscion)", "uscion"),
+            _cell("SODA(uScion) all", "soda_all(uscion)", "uscion"),
+        ),
+        horizons,
+        pairs=(
+            ("SODA(Muon) hidden", "Muon"),
+            ("SODA(Muon) all", "Muon"),
+            ("SODA(Muon) hidden", "SODA(Muon) all"),
+            ("SODA(uScion) hidden", "uScion"),
+            ("SODA(uScion) all", "uScion"),
+            ("SODA(uScion) hidden", "Scion"),
+            ("SODA(uScion) all", "Scion"),
+        ),
+        published={
+            "1x": (3.28146, 3.26654, 3.27493, 3.28035, 3.28508, 3.27534, 3.27582),
+            "4x": (3.14140, 3.12621, 3.12933, 3.14776, 3.14746, 3.13622, 3.13196),
+        },
+    ),
+    "table-optimism": Study(
+        "Table: dual averaging alpha and optimism alpha_bar in SODA-dagger",
+        tuple(
+            _cell(f"({a:g}, {b:g})", "soda_dagger", "uscion", alpha=a, alpha_bar=b)
+            for a, b in MOMENTA
+        ),
+        horizons,
+        pairs=(("(0.05, 0.05)", "(0.05, 0)"), ("(0.05, 0.05)", "(0.1, 0)")),
+        published={
+            "1x": (3.27613, 3.26596, 3.27523, 3.27582, 3.27171, 3.27903),
+            "4x": (3.13250, 3.12376, 3.12543, 3.13192, 3.12981, 3.13087),
+        },
+    ),
+    "table-hyperparameters": Study(
+        "Table: the settings of each optimizer, run once",
+        (ADAM, MUON, USCION, SCION, DAGGER),
+        lambda scale: [Row("1x", {"horizon": "1x"})],
+    ),
+}
+
+DEFINITIONS = {
+    "table-instances": "the rows of the zoo, compared with other implementations: make parity",
+    "table-norms": "the norms and their lmo, checked by tests/test_geometry.py",
+    "theory": "bounds and rates on convex problems: sodaopt theory",
+}
+"""Tables of the paper that are definitions: nothing to train."""
