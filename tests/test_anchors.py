@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import math
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_tensor, nn
 from torch.optim import AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sodaopt import SODA, SODAWrapper, anchors, init, memory, param_groups, philox, zoo
-from sodaopt.init import Init, Seeds, seeded_
+from sodaopt.init import Init, Seeds, Spec, seeded_
+from tests.test_checkpoint import DCP
 
 F32, BF16 = torch.float32, torch.bfloat16
 dtypes = pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
@@ -160,6 +164,257 @@ def test_bf16_rounds_the_weights_once() -> None:
     assert_bitwise(weights(net), [w.bfloat16().float() for w in before])
 
 
+def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Buckets of n bytes and slices of n elements, where tests are too small for more than one."""
+    monkeypatch.setitem(anchors.BUCKETS, "cpu", n)
+    monkeypatch.setitem(init.SLICES, "cpu", n)
+
+
+@each
+@dtypes
+def test_bucket_by_bucket(
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large tensors are cut, small ones share: the same bits, and never a second copy."""
+    (a, seeds), (b, again) = model(dtype), model(dtype)
+    one = OPTIMIZERS["SODAWrapper"](a, ANCHORS[name](a, seeds, tmp_path))
+    two = OPTIMIZERS["SODAWrapper"](b, ANCHORS[name](b, again, tmp_path))
+    train(a, one, range(4))
+    at_a_time(monkeypatch, 48)
+    train(b, two, range(4))
+    assert_bitwise(weights(a), weights(b))
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made, in bytes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves(args) if is_tensor(t)}
+        for t in filter(is_tensor, tree_leaves(out)):
+            if t.untyped_storage().data_ptr() not in known:
+                self.nbytes = max(self.nbytes, t.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("name", ["clone", "bf16", "cpu", "auto", "seed", "file"])
+def test_no_second_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Linear(1000, 1000, bias=False)
+    seeds = seeded_(net)
+    pretrained = copy.deepcopy(net).bfloat16() if name == "file" else net
+    path = saved_file(pretrained, tmp_path / "z0.safetensors")
+    made = anchors.FromFile(path, net) if name == "file" else seeds if name == "seed" else name
+    anchor = anchors.anchor(made)
+    p, kept = net.weight.detach(), anchor.take(net.weight, True)
+    at_a_time(monkeypatch, 1 << 14)
+    with Largest() as largest:
+        anchor.pull_([net.weight], [p], [kept], 0.25)
+    assert largest.nbytes <= 8 * (1 << 14)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+def test_a_bucket_ahead(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where bucket n + 1 is on its way while n is pulled: who waits for what. The streams
+    here only take notes; `tests/test_gpu.py` runs real ones."""
+    log: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_event(self) -> int:
+            log.append((self.name, "done", len(log)))
+            return len(log) - 1
+
+        def wait_event(self, event: int) -> None:
+            log.append((self.name, "waits for", event))
+
+    main, side = Stream("main"), Stream("side")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(anchors, "_side_stream", lambda device: side)
+    monkeypatch.setattr(Tensor, "record_stream", lambda t, stream: log.append("kept"))
+    monkeypatch.setitem(anchors.BUCKETS, "cuda", 40)
+    xs, zs = sized(*[(10,)] * count), sized(*[(10,)] * count)
+    buckets = iter([[(x, z, F32)] for x, z in zip(xs, zs, strict=True)])
+    rooms = set()
+    for n, [(x, z, dtype)] in enumerate(anchors._ahead(buckets, torch.device("cpu"))):
+        assert x is xs[n]
+        assert torch.equal(z, zs[n])
+        assert dtype == F32
+        rooms.add(z.data_ptr())
+        log.append(("main", "pulls", n))
+    assert len(rooms) == min(count, 2)
+    assert log[len(log) - len(rooms) :] == ["kept"] * len(rooms)
+    sent = [j for j, e in enumerate(log) if e[:2] == ("side", "done")]
+    used = [j for j, e in enumerate(log) if e[:2] == ("main", "pulls")]
+    assert len(sent) == len(used) == count
+    for n in range(count):
+        assert ("main", "waits for", sent[n]) in log[: used[n]]
+        if n:
+            assert sent[n] < used[n - 1]  # ahead
+        if n >= 2:  # its room is free once main has pulled from it
+            assert log[used[n - 2] + 1] == ("main", "done", used[n - 2] + 1)
+            assert ("side", "waits for", used[n - 2] + 1) in log[sent[n - 1] : sent[n]]
+
+
+def test_other_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements are pulled to their own z0 wherever they are stored."""
+    at_a_time(monkeypatch, 64)
+    for name in ("clone", "bf16", "cpu", "seed"):
+        nets = [nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+        seeds = [seeded_(net) for net in nets]
+        for net in nets:
+            for p in net.parameters() if name == "bf16" else ():
+                p.data.copy_(p.data.bfloat16())
+            assert not net.weight.is_contiguous()
+        used = [seeds[0] if name == "seed" else name, "clone"]
+        opts = [OPTIMIZERS["SODAWrapper"](n, a) for n, a in zip(nets, used, strict=True)]
+        for k in range(3):
+            for net, opt in zip(nets, opts, strict=True):
+                for p in net.parameters():
+                    p.grad = torch.full_like(p, 0.1 * (k + 1))
+                opt.step()
+        assert_bitwise(*map(weights, nets))
+
+
+FILES = {
+    "a wider file": (F32, BF16),
+    "a narrower file": (BF16, F32),
+    "halves": (torch.float16, BF16),
+}
+
+
+@pytest.mark.parametrize(("stored", "dtype"), FILES.values(), ids=FILES)
+def test_a_file_of_another_dtype(stored: torch.dtype, dtype: torch.dtype, tmp_path: Path) -> None:
+    """It is what the parameters would hold if they were loaded from it."""
+    (a, _), (b, _), (source, _) = model(dtype), model(dtype), model(stored)
+    path = saved_file(source, tmp_path / "z0.safetensors")
+    for net in (a, b):
+        for p, q in zip(net.parameters(), source.parameters(), strict=True):
+            p.data.copy_(q.data)
+    one = OPTIMIZERS["SODAWrapper"](a, anchors.FromFile(path, a))
+    two = OPTIMIZERS["SODAWrapper"](b, "clone")
+    train(a, one, range(8)), train(b, two, range(8))
+    assert_bitwise(weights(a), weights(b))
+
+
+# -- x + lam (z - x) ------------------------------------------------------------------------------
+
+
+def sized(*shapes: Any, dtype: torch.dtype = F32) -> list[Tensor]:
+    return [torch.randn(s, dtype=dtype) for s in shapes]
+
+
+LERPS: dict[str, tuple[Callable[[], list[Tensor]], Any]] = {
+    "eligible": (lambda: sized((7,), (1003,), (300, 401), (1 << 20) + 5), 0.25),
+    "float64": (lambda: sized((7,), (1003,), dtype=torch.float64), 1 / 3),
+    "mixed dtypes": (lambda: sized((1003,)) + sized((1003,), dtype=torch.float64), 0.25),
+    "bf16": (lambda: sized((1003,), dtype=BF16), 0.25),
+    "bf16 and fp32": (lambda: sized((1003,), dtype=BF16) + sized((9,)), 0.25),
+    "0-d": (lambda: sized((), (3,)), 0.25),
+    "empty": (lambda: sized((0,), (0, 3), (5,)), 0.25),
+    "a slice of rows": (lambda: [sized((50, 20))[0][7:31]], 0.25),
+    "a slice of columns": (lambda: [sized((50, 20))[0][:, 3:9]], 0.25),
+    "transposed": (lambda: [sized((50, 20))[0].T], 0.25),
+    "channels_last": (
+        lambda: [sized((4, 3, 5, 5))[0].to(memory_format=torch.channels_last)],
+        0.25,
+    ),
+    "a tensor for lam": (lambda: sized((1003,)), torch.tensor(0.25)),
+    "an int": (lambda: sized((1003,)), 1),
+    "a half": (lambda: sized((1003,)), 0.5),
+    "almost a half": (lambda: sized((1003,)), 0.49999),
+    "beyond": (lambda: sized((1003,)), 0.9),
+    "none": (lambda: sized((1003,)), 0.0),
+    "all": (lambda: sized((1003,)), 1.0),
+}
+
+
+@pytest.mark.parametrize(("make", "lam"), LERPS.values(), ids=LERPS)
+def test_lerp(make: Callable[[], list[Tensor]], lam: Any) -> None:
+    """The fast way and the plain one are the same bits; only what is meant changes."""
+    torch.manual_seed(0)
+    xs, zs = make(), make()
+    around = [x._base.clone() if x._base is not None else None for x in xs]
+    plain = [x.clone() for x in xs]
+    torch._foreach_lerp_(plain, zs, lam)
+    before = [z.clone() for z in zs]
+    anchors.lerp_(xs, zs, lam)
+    assert_bitwise(xs, plain)
+    assert_bitwise(zs, before)
+    for x, old in zip(xs, around, strict=True):
+        if old is not None:  # what is stored beside a view stays
+            same = torch.zeros_like(old)
+            torch.as_strided(same, x.size(), x.stride(), x.storage_offset()).fill_(1)
+            assert torch.equal(x._base[same == 0], old[same == 0])
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+@each
+@dtypes
+@pytest.mark.parametrize("flat", [False, True])
+def test_weights_are_loaded_before_the_optimizer_exists(
+    name: str, dtype: torch.dtype, flat: bool, tmp_path: Path
+) -> None:
+    """Then a distributed checkpoint is loaded into the state of an optimizer of other weights,
+    made by a step without gradients, which must not move, round, check or pull them."""
+    (a, seeds), (b, again) = model(dtype), model(dtype)
+    one, two = (
+        OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, its, tmp_path))
+        for net, its in ((a, seeds), (b, again))
+    )
+    train(a, one, range(4))
+    one.zero_grad()
+    DCP(flat).save(a, one, tmp_path / "saved")
+    b.load_state_dict(a.state_dict())
+    DCP(flat).load(b, two, tmp_path / "saved")
+    assert_bitwise(weights(a), weights(b))
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        kept, back = one.state[p]["soda_z0"], two.state[q]["soda_z0"]
+        assert kept.dtype == back.dtype
+        assert torch.equal(kept, back)
+    train(a, one, range(4, 8))
+    train(b, two, range(4, 8))
+    assert_bitwise(weights(a), weights(b))
+
+
+@each
+def test_a_dry_step_decides_nothing(name: str, tmp_path: Path) -> None:
+    """Nor does it stop weights from being loaded after it, but where z0 does not depend on them."""
+    net, seeds = model()
+    opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
+    other, _ = model(seed=None if name in ("seed", "file") else 1)
+    before = weights(net)
+    DCP(False).save(net, opt, tmp_path / "saved")
+    assert_bitwise(weights(net), before)
+    net.load_state_dict(other.state_dict())
+    train(net, opt, range(1))
+    z0 = [opt.anchor.give(p, opt.state[p]["soda_z0"]) for p in net.parameters()]
+    for z, w in zip(z0, weights(other), strict=True):
+        assert torch.equal(z.float().expand_as(w), w.bfloat16().float() if "bf16" in name else w)
+
+
+KEPT = ("clone", "fp32", "cpu", "constant", "auto")
+
+
+@pytest.mark.parametrize("new", KEPT)
+@pytest.mark.parametrize("old", KEPT)
+@optimizers
+def test_exact_anchors_read_each_other(old: str, new: str, make: Any, tmp_path: Path) -> None:
+    (a, seeds), (b, _) = model(), model()
+    one, two = make(a, ANCHORS[old](a, seeds, tmp_path)), make(b, ANCHORS[new](b, seeds, tmp_path))
+    train(a, one, range(3))
+    b.load_state_dict(a.state_dict())
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    train(a, one, range(3, 6)), train(b, two, range(3, 6))
+    assert_bitwise(weights(a), weights(b))
+
+
 # -- seeds ----------------------------------------------------------------------------------------
 
 
@@ -294,6 +549,38 @@ def test_refused(name: str, words: str) -> None:
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=model()[1], at_start="reanchor")
 
 
+def test_a_kernel_takes_the_place_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every z0 that is made from a seed goes through one function, which a kernel may replace."""
+    calls: list[tuple[str, int, float]] = []
+
+    def kernel(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
+        assert x.dim() == 1
+        calls.append((spec.name, x.numel(), lam))
+        x.lerp_(torch.full_like(x, 0.5), lam)
+
+    monkeypatch.setitem(init.KERNELS, "cpu", kernel)
+    net = nn.Linear(4, 3, bias=False)
+    seeds = seeded_(net)
+    assert_bitwise(weights(net), [torch.full((3, 4), 0.5)])
+    opt = SODAWrapper(torch.optim.SGD(net.parameters(), 0.0), anchor=seeds)
+    for _ in range(2):
+        net.weight.grad = torch.ones(3, 4)
+        opt.step()
+    opt.diagnostics()
+    assert calls == [("weight", 12, lam) for lam in (1.0, 1.0, 1 / 3, 1.0)]
+
+
+def test_a_parameter_with_the_address_of_another() -> None:
+    """Parameters that a framework puts in others' places may get their ids."""
+    net = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
+    seeds = seeded_(net)
+    for _ in range(20):
+        for name, p in list(net.named_parameters()):
+            assert seeds.of(p).name == name
+            net[int(name[0])].weight = nn.Parameter(p.detach().clone())
+    assert seeds.of(nn.Parameter(torch.zeros(8))) is None
+
+
 # -- memory ---------------------------------------------------------------------------------------
 
 REPORTED: dict[str, Callable[[nn.Module], Any]] = {
@@ -301,6 +588,13 @@ REPORTED: dict[str, Callable[[nn.Module], Any]] = {
     "wrapped": lambda net: SODAWrapper(AdamW(net.parameters(), weight_decay=0)),
     "wrapped, auto": lambda net: SODAWrapper(
         AdamW(net.parameters(), weight_decay=0), anchor="auto"
+    ),
+    "wrapped, bf16": lambda net: SODAWrapper(
+        AdamW(net.parameters(), weight_decay=0), anchor="bf16"
+    ),
+    "wrapped, cpu": lambda net: SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor="cpu"),
+    "wrapped, seed": lambda net: SODAWrapper(
+        AdamW(net.parameters(), weight_decay=0), anchor=seeded_(net)
     ),
     "wrapped SODA": lambda net: SODAWrapper(SODA(net.parameters(), 0.1, zoo.adam())),
     "soda_dagger": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1),
@@ -326,3 +620,45 @@ def test_predicted_is_measured(make: Any, dtype: torch.dtype) -> None:
     assert memory(ghost, make(ghost)).total() == pytest.approx(after.total(), rel=0.02)
     assert before.total() == pytest.approx(after.total(), rel=0.02)
     assert "x weights" in str(after)
+
+
+NOTES: dict[str, tuple[str, str]] = {
+    "clone": ("clone", "z0: Clone keeps 1.63 kB; a clone 1.63 kB, bf16 816 B, cpu, file and seed"),
+    "auto": ("auto", "z0: Constant keeps 1.51 kB; a clone 1.63 kB, bf16 816 B, cpu, file and seed"),
+    "bf16": ("bf16", "the weights are rounded to bf16 once, at the first step"),
+    "constant or bf16": ("constant or bf16", "the weights are rounded to bf16 once"),
+    "cpu": ("cpu", "z0: Host keeps 1.63 kB on the host"),
+    "file": ("file", "z0: FromFile keeps nothing"),
+    "seed": ("seed", "z0 is made again at each step: about"),
+}
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize(("name", "words"), NOTES.values(), ids=NOTES)
+def test_the_report_says(name: str, words: str, stepped: bool, tmp_path: Path) -> None:
+    """What the anchor does, and what the others would save."""
+    net, seeds = model()
+    opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
+    if stepped:
+        train(net, opt, range(2))
+    assert words in str(memory(net, opt))
+
+
+def test_the_report_offers_cheaper_seeds() -> None:
+    net = nn.Linear(800, 800, bias=False)
+    made = {kind: {"weight": getattr(init, kind)(0.0, 0.02)} for kind in ("normal", "uniform")}
+    said = {}
+    for kind, rule in made.items():
+        seeds = seeded_(net, rules=lambda path, module, rule=rule: rule)
+        opt = SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=seeds)
+        said[kind] = str(memory(net, opt))
+    assert "normal weights take" in said["normal"]
+    assert "uniform or sign ones would take" in said["normal"]
+    assert "would take" not in said["uniform"]
+
+
+def test_the_page_has_the_table() -> None:
+    """`python -m benchmarks.anchors --docs` writes it from the results of each machine."""
+    from benchmarks.anchors import PAGE, page
+
+    assert page() == PAGE.read_text()

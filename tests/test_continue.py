@@ -101,7 +101,7 @@ def test_finetuning_pulls_back_to_the_pretrained_weights(tmp_path: Any) -> None:
         for p in net.parameters():
             p.add_(1.0)
     anchor = anchors.FromFile(tmp_path / "model.safetensors", net)
-    opt = SODAWrapper(SGD(net.parameters(), 0.0), anchor=anchor)
+    opt = SODAWrapper(SGD(net.parameters(), 0.1), anchor=anchor)
     for _ in range(50):
         for p in net.parameters():
             p.grad = torch.zeros_like(p)

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, SODAWrapper, init, msign, rounding
+from sodaopt import SODA, Method, SODAWrapper, anchors, init, msign, rounding
 from tests.tables import FEW, METHODS, network
+from tests.wrapped import z0_file
 
 pytestmark = pytest.mark.gpu
 few = pytest.mark.parametrize("method", FEW.values(), ids=FEW)
@@ -73,6 +75,80 @@ def test_anchors(anchor: str, dtype: torch.dtype) -> None:
     assert z0.is_cuda == (anchor != "cpu")
     if anchor == "cpu":
         assert z0.is_pinned()
+
+
+FAR: dict[str, Any] = {
+    "bf16": lambda net, seeds: "bf16",
+    "cpu": lambda net, seeds: "cpu",
+    "constant, else cpu": lambda net, seeds: anchors.Constant(anchors.Host()),
+    "file": lambda net, seeds: anchors.FromFile(z0_file(net), net),
+    "seed": lambda net, seeds: seeds,
+}
+
+
+def layers(dtype: torch.dtype, width: int) -> tuple[nn.Module, init.Seeds]:
+    """Of many sizes, one stored in another order, with weights that bf16 has."""
+    net = nn.Sequential(
+        nn.Linear(width, width), nn.Conv2d(8, 16, 3), nn.Linear(width, 4 * width),
+        *(nn.Linear(k, 3) for k in range(1, 9)), nn.LayerNorm(width),
+    )  # fmt: skip
+    net = net.to("cuda", dtype).to(memory_format=torch.channels_last)
+
+    def rules(path: str, module: nn.Module) -> init.Rules:
+        return {n: init.sign(0.25) for n, _ in module.named_parameters(recurse=False)}
+
+    return net, init.seeded_(net, rules=rules)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 12, 1 << 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAR)
+def test_far_anchors_in_buckets(
+    name: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are cut, and with the host far ahead of the device, they are a clone."""
+    if name == "file":
+        pytest.importorskip("safetensors")
+    monkeypatch.setitem(anchors.BUCKETS, "cuda", size)
+    (a, seeds), (b, _) = layers(dtype, 64), layers(dtype, 64)
+    one, two = (
+        SODAWrapper(torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0), anchor=anchor)
+        for net, anchor in ((a, FAR[name](a, seeds)), (b, "clone"))
+    )
+    busy = torch.randn(4096, 4096, device="cuda")
+    for k in range(10):
+        for p in a.parameters():
+            p.grad = torch.full_like(p, 0.1 * (k - 4))
+        for _ in range(3):
+            busy = busy @ busy
+            busy /= busy.norm()
+        one.step()
+    for k in range(10):
+        for q in b.parameters():
+            q.grad = torch.full_like(q, 0.1 * (k - 4))
+        two.step()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_far_anchors_take_no_second_copy(name: str) -> None:
+    if name == "file":
+        pytest.importorskip("safetensors")
+    net = nn.Linear(8192, 8192, bias=False, device="cuda")  # 268 MB
+    opt = SODAWrapper(
+        torch.optim.SGD(net.parameters(), 0.01), anchor=FAR[name](net, init.seeded_(net))
+    )
+    net.weight.grad = torch.ones_like(net.weight)
+    opt.step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        opt.step()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra < net.weight.nbytes * (1.0 if name == "seed" else 0.5)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "sign", "constant"])

@@ -26,6 +26,7 @@ from tests.training import (
     weights,
     whole,
 )
+from tests.wrapped import DTYPES, POLICIES, fresh, prepared, wrap
 
 pytestmark = [available, pytest.mark.timeout(600)]
 
@@ -288,6 +289,59 @@ def average_16(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(whole(pair[1]), y)
 
 
+# -- anchors --------------------------------------------------------------------------------------
+
+
+def rounded_weights(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.bfloat16())
+
+
+def anchored(policy: str, dtype: str) -> None:
+    """Under FSDP2 an anchor is the unsharded clone, bit by bit."""
+    model, plain = shard(fresh(f"{policy}, {dtype}")), fresh(f"clone, {dtype}")
+    if policy == "bf16":
+        rounded_weights(model), rounded_weights(plain)
+    z0 = weights(plain)
+    opt, control = wrap(f"{policy}, {dtype}", model), wrap(f"clone, {dtype}", plain)
+    train(model, opt), train(plain, control)
+    assert equal(weights(model), weights(plain))
+    for p, z in zip(model.parameters(), z0, strict=True):
+        mine = opt.anchor.give(p, opt.state[p]["soda_z0"]).to(z.dtype)
+        assert torch.equal(mine.expand_as(p.to_local()), cut_like(z, p))
+
+
+def cut_like(t: Tensor, p: Any) -> Tensor:
+    return cut(t, p.device_mesh, p.placements).to_local()
+
+
+def anchored_layouts(policy: str) -> None:
+    """Each rank has its part of z0, whichever it is, and needs no other rank for it."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    for label, (shape, placements) in layouts().items():
+        mesh, whole_, parts = meshes(shape), nn.ParameterList(), nn.ParameterList()
+        for s in (*SHAPES, (5,)):  # the last one a constant
+            fits = [q if getattr(q, "dim", 0) < len(s) else Replicate() for q in placements]
+            whole_.append(nn.Parameter(torch.zeros(s)))
+            parts.append(nn.Parameter(cut(torch.zeros(s), mesh, fits)))
+        prepared("clone, fp32", whole_)
+        opt = wrap(f"{policy}, fp32", prepared(f"{policy}, fp32", parts))
+        if policy == "bf16":
+            rounded_weights(whole_)
+        for k in range(2):
+            for p in parts:
+                p.grad = torch.ones_like(p)
+            with CommDebugMode() as talk:
+                opt.step()
+            assert talk.get_total_counts() == 0 or (k == 0 and policy in ("constant", "auto"))
+        for p, q in zip(parts, whole_, strict=True):
+            mine = opt.anchor.give(p, opt.state[p]["soda_z0"]).float()
+            assert torch.equal(mine.expand_as(p.to_local()), cut_like(q.detach(), p)), label
+
+
 # -- replicas -------------------------------------------------------------------------------------
 
 
@@ -349,6 +403,10 @@ def table() -> Iterator[tuple[str, Callable[..., None], tuple[object, ...]]]:
         yield "rounded", rounded, (name, torch.bfloat16)
     for name in ("adamw", "width", "muon"):
         yield "rounded", rounded, (name, torch.float16)
+    for policy in POLICIES:
+        yield "anchored_layouts", anchored_layouts, (policy,)
+        for dtype in DTYPES:
+            yield "anchored", anchored, (policy, dtype)
 
 
 def bind(f: Callable[..., None], args: tuple[object, ...]) -> Check:

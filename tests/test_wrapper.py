@@ -640,7 +640,7 @@ def test_reanchor_takes_parameters_without_a_gradient_along() -> None:
         a.grad = torch.ones(2)
         b.grad = None if k == 2 else torch.ones(2)
         opt.step()
-    assert torch.equal(opt.state[b]["soda_z0"], torch.full((2,), -2.0))
+    assert torch.equal(opt.state_dict()["state"][1]["soda_z0"], torch.full((2,), -2.0))
 
 
 DECAYS_WRONG = {"above": 5.0, "below": -1.0, "nan": float("nan"), "late": lambda k, lr: 3.0}

@@ -2,14 +2,15 @@
 
     clone      a copy in the parameter's dtype                             exact
     bf16       half of that; the weights are rounded to bf16 once, at the start  exact
-    cpu        a copy on the host, pinned, brought over at each step
+    cpu        a copy on the host, pinned, brought over at each step   exact
     constant   one number, for parameters that start at zero or one        exact
     file       a memory-mapped safetensors file: finetuning, or a frozen reference model
     seed       made again from (seed, parameter, element): see `sodaopt.init`
     auto       constant where it can be, else clone
 
 An anchor is asked at a parameter's first step what to keep in the optimizer's state (`take`), and
-then for z0 at each step (`give`).
+then to pull toward z0 at each step (`pull_`). What is not at hand in the right dtype and on the
+right device comes in buckets, so that no second copy of the weights is ever made.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from . import sharded
+from . import init, sharded
 from ._errors import times, unknown
 from .init import Seeds, Spec
 
@@ -47,28 +50,198 @@ class Anchor:
         """z0 of this rank's part of p, on its device; or one number for all of it."""
         raise NotImplementedError
 
+    def source(self, p: Tensor, kept: Tensor) -> Tensor:
+        """z0 of this rank's part of p where it lies, on any device and in any dtype."""
+        return self.give(p, kept)
+
+    def dtype_of(self, p: Tensor, z: Tensor) -> torch.dtype:
+        """The dtype that z0 counts in, given what `source` said."""
+        return z.dtype
+
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
         """x <- (1-lam) x + lam z0 for this rank's part x of each p."""
-        z0 = [self.give(p, t) for p, t in zip(ps, kept, strict=True)]
-        z0 = [t.to(x.dtype) for t, x in zip(z0, xs, strict=True)]
-        whole = [j for j, (t, x) in enumerate(zip(z0, xs, strict=True)) if t.shape == x.shape]
-        if whole:
-            torch._foreach_lerp_([xs[j] for j in whole], [z0[j] for j in whole], lam)
-        for j in set(range(len(xs))) - set(whole):
-            xs[j].lerp_(z0[j], lam)
+        near: tuple[list[Tensor], list[Tensor]] = [], []
+        far: list[Piece] = []
+        compiling = torch.compiler.is_compiling()
+        for p, x, t in zip(ps, xs, kept, strict=True):
+            z = self.source(p, t)
+            dtype = self.dtype_of(p, z)
+            if x.is_meta:  # a prediction of memory, where a shard may look like a whole
+                continue
+            if z.shape != x.shape:
+                x.lerp_(z.to(x.device, x.dtype), lam)
+            elif z.device == x.device and (z.dtype == dtype == x.dtype or compiling):
+                near[0].append(x)
+                near[1].append(z.to(dtype).to(x.dtype))  # itself, or what a compiler fuses
+            else:
+                far.append((x, z, dtype))
+        if near[0]:
+            lerp_(*near, lam)
+        if far:
+            _pull_in_buckets_(far, lam)
 
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
         """A kept tensor that was loaded, where it belongs; always a copy."""
+        self.check(kept, p)
+        return kept.detach().to(p.device, copy=True)
+
+    def check(self, kept: Tensor, p: Tensor) -> None:
+        """Raise if what was loaded is no z0."""
         if kept.numel() == 0 != p.numel():
             raise ValueError(
                 f"the state to load keeps no z0 (it was made from a seed or a file), and "
                 f"{type(self).__name__} needs one: use the anchor it was saved with"
             )
-        return kept.detach().to(p.device, copy=True)
+
+    def written(self, kept: Tensor, p: Tensor) -> Tensor:
+        """A kept tensor as a checkpoint has it: of a shape that says nothing of the values, since
+        a distributed checkpoint is loaded into what an optimizer of other weights has kept."""
+        return kept
 
 
-NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
-"""What is kept of a z0 that lives elsewhere: a mark that the parameter has been seen."""
+# -- pulling --------------------------------------------------------------------------------------
+
+Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
+"""An x, its z0 wherever that is, and the dtype in which z0 counts."""
+
+BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]  # streams, and as many calls as buckets
+def _pull_in_buckets_(far: list[Piece], lam: Any) -> None:
+    sides: dict[tuple[torch.device, torch.dtype, bool], list[Piece]] = {}
+    for x, z, dtype in far:
+        over = x.is_cuda and not z.is_cuda
+        sides.setdefault((x.device, x.dtype, over), []).append((x, z, dtype))
+    for (device, dtype, over), pieces in sides.items():
+        buckets = _buckets(pieces, BUCKETS.get(device.type, BUCKETS["cpu"]))
+        room = torch.empty(0, dtype=dtype, device=device)
+        for bucket in _ahead(buckets, device) if over else buckets:
+            n = sum(x.numel() for x, _, its in bucket if its != dtype)
+            room = room if room.numel() >= n else torch.empty(n, dtype=dtype, device=device)
+            lerp_([x for x, _, _ in bucket], _cast(bucket, room), lam)
+
+
+def _cast(bucket: list[Piece], room: Tensor) -> list[Tensor]:
+    """Each z0 in its x's dtype, written into the room: new memory for each bucket is slower."""
+    at, out = 0, []
+    for x, z, dtype in bucket:
+        z = z.to(x.device).to(dtype)
+        if z.dtype != x.dtype:
+            z = room[at : at + z.numel()].view(z.shape).copy_(z)
+            at += z.numel()
+        out.append(z)
+    return out
+
+
+def _buckets(pieces: list[Piece], room: int) -> Iterator[list[Piece]]:
+    """The same in lists of at most `room` bytes, for which large tensors are cut."""
+    bucket: list[Piece] = []
+    used = 0
+    for x, z, dtype in pieces:
+        flat = x.is_contiguous() and z.is_contiguous()  # else, such as channels_last, in one piece
+        for x_, z_ in zip(*(_cut(t, room // z.element_size(), flat) for t in (x, z)), strict=True):
+            if bucket and used + _aligned(z_) > room:
+                yield bucket
+                bucket, used = [], 0
+            bucket.append((x_, z_, dtype))
+            used += _aligned(z_)
+    if bucket:
+        yield bucket
+
+
+def _cut(t: Tensor, elements: int, flat: bool) -> list[Tensor]:
+    return list(torch.split(t.view(-1), elements)) if flat else [t]
+
+
+def _aligned(t: Tensor) -> int:
+    return -(-t.nbytes // 16) * 16
+
+
+def _ahead(buckets: Iterator[list[Piece]], device: torch.device) -> Iterator[list[Piece]]:
+    """The buckets with their z0 brought from the host, each on its way while the one before it is
+    in use. The copies run on a stream of their own, which does not wait for what the device still
+    has to do, and go into two rooms in turn: fresh memory for each bucket would, since the host
+    runs ahead of the device, soon be as large as z0."""
+    main, side = torch.cuda.current_stream(device), _side_stream(device)
+    rooms: list[Tensor | None] = [None, None]
+    left: list[torch.cuda.Event | None] = [None, None]  # when the last guest of a room was used
+
+    def send(n: int, bucket: list[Piece]) -> tuple[list[Piece], torch.cuda.Event]:
+        size, at, there = sum(_aligned(z) for _, z, _ in bucket), 0, []
+        with torch.cuda.stream(side):
+            room, event = rooms[n % 2], left[n % 2]
+            if event is not None:
+                side.wait_event(event)
+            if room is None or room.nbytes < size:
+                if room is not None:
+                    room.record_stream(main)
+                most = max(size, BUCKETS["cuda"])
+                room = rooms[n % 2] = torch.empty(most, dtype=torch.uint8, device=device)
+            for x, z, dtype in bucket:
+                guest = room[at : at + z.nbytes].view(z.dtype).view(z.shape)
+                there.append((x, guest.copy_(z, non_blocking=True), dtype))
+                at += _aligned(z)
+            return there, side.record_event()
+
+    sent = None
+    try:
+        for n, bucket in enumerate(chain(buckets, [None])):
+            next_ = send(n, bucket) if bucket is not None else None
+            if sent is not None:
+                main.wait_event(sent[1])
+                yield sent[0]
+                left[(n - 1) % 2] = main.record_event()
+            sent = next_
+    finally:
+        for room in rooms:
+            if room is not None:
+                room.record_stream(main)  # its memory is the side stream's, and main has read it
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
+    """x <- x + lam (z - x), each z of its x's shape and dtype.
+
+    Plain tensors on the CPU go through fused SGD with the gradient z and the weight decay -1: the
+    same to the bit below 1/2, where lerp_ has this form too, and a tenth faster. The kernel reads
+    memory from end to end, so what is not contiguous must not get there.
+    """
+    if (
+        not torch.compiler.is_compiling()  # which would compile again for each lam
+        and isinstance(lam, float)
+        and lam < 0.5
+        and all(map(_is_plain, xs))
+        and all(map(_is_plain, zs))
+    ):
+        torch._fused_sgd_(
+            xs, zs, [], weight_decay=-1.0, momentum=0.0, lr=-lam, dampening=0.0,
+            nesterov=False, maximize=False, is_first_step=True,
+        )  # fmt: skip
+    else:
+        torch._foreach_lerp_(xs, zs, lam)
+
+
+def _is_plain(t: Tensor) -> bool:
+    return (
+        type(t) in (Tensor, nn.Parameter)
+        and t.dtype in (torch.float32, torch.float64)
+        and t.is_cpu
+        and t.is_contiguous()
+    )
+
+
+# -- the policies ---------------------------------------------------------------------------------
+
+
+def nothing(p: Tensor) -> Tensor:
+    """What is kept of a z0 that lives elsewhere: a mark that the parameter has been seen."""
+    return torch.empty(0, dtype=torch.float32, device=p.device)
 
 
 class Elsewhere(Anchor):
@@ -80,7 +253,7 @@ class Elsewhere(Anchor):
                 f"the state to load brings its own z0, and {type(self).__name__} has another: use "
                 "the anchor it was saved with, such as anchor='clone'"
             )
-        return NOTHING.clone()
+        return nothing(p)
 
 
 @dataclass(frozen=True)
@@ -110,22 +283,23 @@ class Rounded(Clone):
 
 @dataclass(frozen=True)
 class Host(Anchor):
-    """A copy in pinned memory of the host. All of a step's transfers are queued at once, so they
-    overlap with one another and with what the device still has to do."""
+    """A copy in pinned memory of the host, brought to the device a bucket ahead of its use."""
 
     def take(self, p: Tensor, first: bool) -> Tensor:
-        if sharded.is_sharded(p):
-            raise ValueError('anchor="cpu" is for whole parameters, and this one is sharded')
         return self.place(p, p)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        return kept.to(p.device, non_blocking=True)
+        return sharded.local(kept).to(p.device, non_blocking=True)
+
+    def source(self, p: Tensor, kept: Tensor) -> Tensor:
+        return sharded.local(kept)
 
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        self.check(kept, p)
         if p.is_meta:
-            return torch.empty_like(p, device="meta")
-        z0 = super().place(kept, p).to("cpu")
-        return z0.pin_memory() if p.is_cuda else z0
+            return torch.empty_like(p)
+        z0 = kept.detach().to("cpu", copy=True)
+        return sharded.pinned(z0) if p.is_cuda else z0
 
 
 @dataclass(frozen=True)
@@ -135,27 +309,34 @@ class Constant(Anchor):
     other: Anchor = field(default_factory=Clone)
 
     def take(self, p: Tensor, first: bool) -> Tensor:
-        value = constant_of(p)
-        return self.other.take(p, first) if value is None else value
+        kept = self.other.take(p, first)  # the number has the dtype of what it stands for
+        value = constant_of(p if p.is_meta else kept)
+        return kept if value is None else value.to(p.device, kept.dtype)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
         return kept if kept.dim() < p.dim() else self.other.give(p, kept)
 
+    def source(self, p: Tensor, kept: Tensor) -> Tensor:
+        return kept if kept.dim() < p.dim() else self.other.source(p, kept)
+
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
-        return super().place(kept, p) if kept.dim() < p.dim() else self.other.place(kept, p)
+        self.check(kept, p)
+        value = kept if kept.dim() < p.dim() else constant_of(kept)
+        return self.other.place(kept, p) if value is None else value.to(p.device, copy=True)
+
+    def written(self, kept: Tensor, p: Tensor) -> Tensor:
+        if kept.dim() == p.dim():
+            return self.other.written(kept, p)
+        return sharded.like(kept.expand(sharded.local(p).shape).contiguous(), p)
 
 
 def constant_of(p: Tensor) -> Tensor | None:
     """The one value that all elements of p have, on every rank; None where they differ."""
-    if p.dim() == 0 or p.numel() == 0:
+    if p.dim() == 0 or p.numel() <= 1:
         return None
     if p.is_meta:  # no values to look at
         return torch.empty((), dtype=p.dtype, device="meta") if p in _CONSTANT else None
-    part = sharded.local(p.detach())
-    if sharded.is_sharded(p):
-        part = sharded.gather(part, p)
-    first = part.reshape(-1)[0]
-    return first.clone() if bool((part == first).all()) else None
+    return sharded.constant(p)
 
 
 _CONSTANT: set[Tensor] = set()
@@ -191,15 +372,20 @@ class FromFile(Elsewhere):
 
     def take(self, p: Tensor, first: bool) -> Tensor:
         z0 = self._find(p)
-        if tuple(z0.shape) != tuple(p.shape):
+        if tuple(z0.shape) != tuple(p.shape) and not p.is_meta:
             raise ValueError(
                 f"the anchor file has {times(z0.shape)} where the parameter is {times(p.shape)}"
             )
-        return NOTHING.clone()
+        return nothing(p)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        z0 = self._find(p).to(p.device, p.dtype)
-        return sharded.scatter(z0, p) if sharded.is_sharded(p) else z0
+        return self.source(p, kept).to(p.device, p.dtype)
+
+    def source(self, p: Tensor, kept: Tensor) -> Tensor:
+        return sharded.part(self._find(p), p)
+
+    def dtype_of(self, p: Tensor, z: Tensor) -> torch.dtype:
+        return p.dtype  # z0 is what the parameter would hold if it were loaded from the file
 
     def _find(self, p: Tensor) -> Tensor:
         if p not in self._names:
@@ -235,10 +421,13 @@ SAFETENSORS: Mapping[str, torch.dtype] = {
 }  # fmt: skip
 
 
+CHECKED = 1 << 18  # elements of each parameter that are compared with their seed
+
+
 @dataclass(frozen=True)
 class Regenerated(Elsewhere):
-    """z0 made again from its seed at each step, slice by slice. The first slice is compared once:
-    a parameter that is not what its seed says would be pulled somewhere else in silence."""
+    """z0 made again from its seed at each step. The first elements are compared once: a parameter
+    that is not what its seed says would be pulled somewhere else in silence."""
 
     seeds: Seeds
 
@@ -246,27 +435,24 @@ class Regenerated(Elsewhere):
         spec = self._spec(p)
         if first and not p.is_meta:
             part = sharded.local(p.detach()).reshape(-1)
-            at, z0 = next(spec.slices(p), (slice(0, 0), part[:0]))
-            if spec.shape != tuple(p.shape) or not torch.equal(part[at], z0):
+            same = spec.shape == tuple(p.shape)
+            z0 = init.regenerated(p, spec, CHECKED) if same else None
+            if z0 is None or not torch.equal(part[: len(z0)], z0):
                 raise ValueError(
                     f"{spec.name} ({times(p.shape)}) is not what its seed says: it was loaded, "
                     "resized or changed after seeded_(); seed it again, or use another anchor"
                 )
-        return NOTHING.clone()
+        return nothing(p)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        z0 = torch.empty_like(sharded.local(p), memory_format=torch.contiguous_format)
-        for at, values in self._spec(p).slices(p):
-            z0.view(-1)[at] = values
-        return z0
+        return init.regenerated(p, self._spec(p)).view(sharded.local(p).shape)
 
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
         for p, x in zip(ps, xs, strict=True):
-            if not x.is_contiguous():  # such as channels_last: no slices of it in element order
-                x.lerp_(self.give(p, NOTHING).to(x.dtype), lam)
-                continue
-            for at, z0 in self._spec(p).slices(p):
-                x.view(-1)[at].lerp_(z0.to(x.dtype), lam)
+            if x.is_contiguous():
+                init.regenerate_(x.view(-1), p, self._spec(p), lam)
+            else:  # such as channels_last: elements are numbered in another order
+                x.lerp_(self.give(p, x).to(x.dtype), lam)
 
     def _spec(self, p: Tensor) -> Spec:
         spec = self.seeds.of(p)

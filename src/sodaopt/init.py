@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from . import philox, sharded
 from ._errors import times
 
-SLICE = 1 << 20  # elements made at a time: bounds the temporaries of the plain torch path
+SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""Elements made at a time in plain torch operations: a processor's cache, a GPU's launches."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class Spec:
 
     def values_at(self, index: Tensor) -> Tensor:
         """The elements with these numbers, fp32."""
+        if self.init.kind == "constant":
+            return torch.full_like(index, self.init.a, dtype=torch.float32)
         w = self.init.words
         index = (index.unsqueeze(-1) * w + torch.arange(w, device=index.device)).flatten()
         return self.init.make(philox.words_at(index, self._key, self.stream))
@@ -152,18 +155,46 @@ class Spec:
     def _key(self) -> tuple[int, int]:
         return self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
 
-    def slices(self, p: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """z0 of this rank's part of p, piece by piece: where in its flat local tensor, and what."""
-        part, index = sharded.local(p), sharded.element_numbers(p)
-        index = None if index is None else index.flatten()
-        for i in range(0, part.numel(), SLICE):
-            at = slice(i, min(i + SLICE, part.numel()))
-            z0 = (
-                self.values(at.start, at.stop, part.device)
-                if index is None
-                else self.values_at(index[at])
-            )
+    def slices(self, p: Tensor, stop: int) -> Iterator[tuple[slice, Tensor]]:
+        """z0 of the first elements of this rank's part of p, piece by piece: where, and what."""
+        device = sharded.local(p).device
+        step = SLICES.get(device.type, SLICES["cpu"])
+        for i in range(0, stop, step):
+            at = slice(i, min(i + step, stop))
+            n = sharded.numbers(p, at.start, at.stop)
+            z0 = self.values(n.start, n.stop, device) if isinstance(n, range) else self.values_at(n)
             yield at, z0.to(p.dtype)
+
+
+Regenerate: TypeAlias = Callable[[Tensor, Tensor, Spec, Any], None]
+KERNELS: dict[str, Regenerate] = {}
+"""By type of device, what takes the place of plain torch operations in `regenerate_`."""
+
+
+@torch._disable_dynamo  # type: ignore[attr-defined]  # as many operations as slices
+def regenerate_(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
+    """x <- x + lam (z0 - x), x flat and contiguous: the first elements of this rank's part of p.
+
+    All z0 that is made from a seed is made here. A kernel that is put into KERNELS makes it in
+    registers: `sharded.numbers(p, 0, x.numel())` says which elements these are, z0 is rounded to
+    p's dtype, and lam = 1 writes z0 itself.
+    """
+    KERNELS.get(x.device.type, _regenerate_in_torch_)(x, p, spec, lam)
+
+
+def _regenerate_in_torch_(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
+    for at, z0 in spec.slices(p, x.numel()):
+        x[at].lerp_(z0.to(x.dtype), lam)
+
+
+@torch.no_grad()
+def regenerated(p: Tensor, spec: Spec, elements: int | None = None) -> Tensor:
+    """z0 of this rank's part of p, flat; or of so many of its first elements."""
+    part = sharded.local(p)
+    n = part.numel() if elements is None else min(elements, part.numel())
+    z0 = torch.zeros(n, dtype=p.dtype, device=part.device)
+    regenerate_(z0, p, spec, 1.0)
+    return z0
 
 
 class Seeds:
@@ -171,17 +202,17 @@ class Seeds:
 
     def __init__(self, model: nn.Module, specs: dict[str, Spec]) -> None:
         self.specs, self.model = specs, model
-        self._by_id: dict[int, Spec] = {}
+        self._known: dict[Tensor, Spec] = {}  # by object: an id may be another's by now
 
     def of(self, p: Tensor) -> Spec | None:
         """The spec of a parameter, found again after a framework put others in their place."""
-        if id(p) not in self._by_id:
+        if p not in self._known:
             named = self.model.named_parameters()
-            self._by_id = {id(q): self.specs[n] for n, q in named if n in self.specs}
-        return self._by_id.get(id(p))
+            self._known = {q: self.specs[n] for n, q in named if n in self.specs}
+        return self._known.get(p)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"specs": self.specs, "model": self.model, "_by_id": {}}  # ids are not for keeping
+        return {"specs": self.specs, "model": self.model, "_known": {}}
 
 
 def seeded_(
@@ -217,8 +248,7 @@ def seeded_(
 def fill_(p: Tensor, spec: Spec) -> None:
     """Write the initial weights into p; each rank its own part."""
     part = sharded.local(p)
-    flat = part.contiguous().view(-1)  # the parameter itself unless it is stored in another order
-    for at, z0 in spec.slices(p):
-        flat[at] = z0
-    if not part.is_contiguous():
-        part.copy_(flat.view(part.shape))
+    if part.is_contiguous():
+        regenerate_(part.zero_().view(-1), p, spec, 1.0)
+    else:  # such as channels_last: elements are numbered in another order than they are stored
+        part.copy_(regenerated(p, spec).view(part.shape))

@@ -9,7 +9,6 @@ nothing is allocated. After it, what is there is counted.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -94,42 +93,64 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
                 {str(k): sharded.local(t).nbytes for k, t in state.items() if _is_tensor(t)},
             )
         )
-    return Memory(tuple(rows), not stepped, tuple(_notes(optimizer, rows)))
+    return Memory(tuple(rows), not stepped, tuple(_notes(model, optimizer, rows)))
 
 
-def _notes(optimizer: Optimizer, rows: list[Row]) -> list[str]:
+def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]:
     """What the anchor does, and what the others would keep of z0 on this device."""
-    anchor, pulled = (
-        getattr(optimizer, "anchor", None),
-        [r for r in rows if {"z0", "soda_z0"} & set(r.state)],
-    )
+    anchor = getattr(optimizer, "anchor", None)
+    pulled = [r for r in rows if {"z0", "soda_z0"} & set(r.state)]
     if anchor is None or not pulled:
         return []
+    params = dict(model.named_parameters())
     whole = sum(r.weight for r in pulled)
+    half = sum(2 * sharded.local(params[r.name]).numel() for r in pulled)
     now = sum(r.state.get("z0", 0) + r.state.get("soda_z0", 0) for r in pulled)
-    half = sum(r.weight // 2 if r.weight else 0 for r in pulled)
+    where = " on the host" if isinstance(anchor, anchors.Host) else ""
     notes = [
-        f"z0: {type(anchor).__name__} keeps {size(now) or 'nothing'}; a clone {size(whole)}, bf16 "
-        f"about {size(half)}, cpu, file and seed nothing on the device"
+        f"z0: {type(anchor).__name__} keeps {size(now) or 'nothing'}{where}; a clone {size(whole)},"
+        f" bf16 {size(half)}, cpu, file and seed nothing on the device"
     ]
-    if isinstance(anchor, anchors.Rounded):
+    if isinstance(getattr(anchor, "other", anchor), anchors.Rounded):
         notes.append("the weights are rounded to bf16 once, at the first step")
     if isinstance(anchor, anchors.Regenerated):
+        notes += _speed(anchor.seeds, [params[r.name] for r in pulled])
+    return notes
+
+
+def _speed(seeds: init.Seeds, params: list[Tensor]) -> list[str]:
+    """How long all of z0 takes to make, from one slice of each kind of initialisation."""
+    kinds: dict[str, list[Tensor]] = {}
+    for p in params:
+        spec = seeds.of(p)
+        if spec is not None and not p.is_meta:
+            kinds.setdefault(spec.init.kind, []).append(sharded.local(p))
+    each = {k: _seconds(k, max(ps, key=Tensor.numel), ps) for k, ps in kinds.items()}
+    if not each:
+        return []
+    notes = [f"z0 is made again at each step: about {sum(each.values()):.2g} s here"]
+    slow = {k: s for k, s in each.items() if k in ("normal", "truncated") and s > 1e-3}
+    if slow:
+        uniform = sum(_seconds("uniform", max(kinds[k], key=Tensor.numel), kinds[k]) for k in slow)
         notes.append(
-            f"z0 is made again at each step: about {_regeneration(anchor, pulled):.2g} s here"
+            f"of these, {' and '.join(slow)} weights take {sum(slow.values()):.2g} s; uniform or "
+            f"sign ones would take {uniform:.2g} s"
         )
     return notes
 
 
-def _regeneration(anchor: anchors.Regenerated, rows: list[Row]) -> float:
-    """Seconds to make all of z0 once, from one slice of each kind of initialisation."""
-    total = 0.0
-    for spec in anchor.seeds.specs.values():
-        n = min(init.SLICE, math.prod(spec.shape))
+def _seconds(kind: str, p: Tensor, params: list[Tensor]) -> float:
+    """To make the params from a seed, measured on a slice of p, the largest."""
+    spec = init.Spec("", init.Init(kind, 0.0, 1.0), 0, tuple(p.shape))
+    n = max(1, min(init.SLICES.get(p.device.type, init.SLICES["cpu"]), p.numel()))
+    x = torch.zeros(n, dtype=torch.float32, device=p.device)
+    times = []
+    for _ in range(3):
         start = time.perf_counter()
-        spec.values(0, n, torch.device("cpu"))
-        total += (time.perf_counter() - start) * math.prod(spec.shape) / max(n, 1)
-    return total
+        init.regenerate_(x, x, spec, 0.5)
+        x[:1].item()  # waits for the device
+        times.append(time.perf_counter() - start)
+    return min(times) / n * sum(q.numel() for q in params)
 
 
 def _is_tensor(t: Any) -> bool:

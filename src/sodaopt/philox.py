@@ -14,22 +14,19 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 
 
-def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The high and the low word of a 32 x 32 bit product, in int64 without overflow."""
-    low, high = b * (a & 0xFFFF), b * (a >> 16)
-    return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _MASK
-
-
 def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Ten rounds: four words from four words of counter and two of key, all int64 in [0, 2^32)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        h0, l0 = _multiply(_M0, c0)
-        h1, l1 = _multiply(_M1, c2)
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        # the low 64 bits of a product, also where that wraps round to a negative int64; what is
+        # above a word in c1 and c3 is cut off after the xor that they are for
+        p0, p1 = c0 * _M0, c2 * _M1
+        c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
+        c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
+        c1, c3 = p1, p0
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1 & _MASK, c2, c3 & _MASK
 
 
 def words(start: int, stop: int, key: tuple[int, int], stream: int, device: torch.device) -> Tensor:

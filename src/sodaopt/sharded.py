@@ -7,7 +7,9 @@ shard back: a Newton-Schulz iteration on a shard alone would be silently wrong.
 
 from __future__ import annotations
 
+import math
 import sys
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,16 +48,19 @@ def exchange(a: Tensor, b: Tensor) -> None:
     b.copy_(held)
 
 
-def gather(t: Tensor, p: Any) -> Tensor:
-    """The whole tensor of which t is this rank's part, laid out as p is."""
+def like(t: Tensor, p: Any) -> Tensor:
+    """The tensor of which t is this rank's part, laid out as p is."""
     if not is_sharded(p):
         return t
-    whole: Tensor = (
-        type(p)
-        .from_local(t, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
-        .full_tensor()
-    )
-    return whole
+    shape, stride = p.shape, p.stride()
+    made: Tensor = type(p).from_local(t, p.device_mesh, p.placements, shape=shape, stride=stride)
+    return made
+
+
+def gather(t: Tensor, p: Any) -> Tensor:
+    """The whole tensor of which t is this rank's part, laid out as p is."""
+    whole: Any = like(t, p)
+    return whole.full_tensor() if is_sharded(p) else t
 
 
 def scatter(t: Tensor, p: Any) -> Tensor:
@@ -67,6 +72,43 @@ def scatter(t: Tensor, p: Any) -> Tensor:
     return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None).to_local()
 
 
+def part(t: Tensor, p: Any) -> Tensor:
+    """This rank's part of a whole tensor that may be on another device: a view where it can be."""
+    if is_sharded(p):
+        for d, axis in enumerate(_axes(tuple(p.shape), p.device_mesh, tuple(p.placements))):
+            if isinstance(axis, range):
+                t = t.narrow(d, axis.start, len(axis))
+            else:
+                t = t.index_select(d, axis.to(t.device))
+    return t
+
+
+def pinned(t: Any) -> Tensor:
+    """A host tensor in memory from which the device can fetch by itself."""
+    if not is_sharded(t):
+        return t.pin_memory()  # type: ignore[no-any-return]
+    t._local_tensor = t._local_tensor.pin_memory()
+    return t  # type: ignore[no-any-return]
+
+
+def constant(t: Any) -> Tensor | None:
+    """The one value that all elements have, on every rank; None where they differ."""
+    mine = local(t.detach())
+    if not is_sharded(t):
+        first = mine.reshape(-1)[0]
+        return first.clone() if bool((mine == first).all()) else None
+    import torch.distributed as dist
+
+    device, lowest = t.device_mesh.device_type, torch.full((2,), torch.inf)
+    if mine.numel():
+        lowest = torch.stack([mine.amin(), -mine.amax()]).nan_to_num(-torch.inf, torch.inf)
+    lowest = lowest.to(device, torch.float64)
+    for group in t.device_mesh.get_all_groups():
+        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
+    low, high = lowest[0], -lowest[1]
+    return low.to(mine.device, mine.dtype) if bool(low == high) else None
+
+
 def element_numbers(p: Any) -> Tensor | None:
     """The positions of this rank's elements in the whole parameter; None where it has them all.
 
@@ -74,13 +116,52 @@ def element_numbers(p: Any) -> Tensor | None:
     """
     if not is_sharded(p):
         return None
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    index = torch.zeros((), dtype=torch.int64, device=local(p).device)
-    for d in range(p.ndim):
-        at = torch.arange(p.shape[d], device=index.device)
-        at = at.view([-1 if j == d else 1 for j in range(p.ndim)])
-        along = [q if getattr(q, "dim", None) == d else Replicate() for q in p.placements]
-        own = distribute_tensor(at, p.device_mesh, along, src_data_rank=None).to_local()
+    device = local(p).device
+    index = torch.zeros((), dtype=torch.int64, device=device)
+    for d, axis in enumerate(_axes(tuple(p.shape), p.device_mesh, tuple(p.placements))):
+        own = _along(axis, device).view([-1 if j == d else 1 for j in range(p.ndim)])
         index = index * p.shape[d] + own
     return index
+
+
+def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
+    """As element_numbers, of this rank's elements begin..stop-1 in their order; a range where they
+    follow one another, as FSDP's do."""
+    if not is_sharded(p):
+        return range(begin, stop)
+    axes = _axes(tuple(p.shape), p.device_mesh, tuple(p.placements))
+    if not axes:
+        return range(begin, stop)
+    inner = math.prod(p.shape[1:])
+    if isinstance(axes[0], range) and math.prod(map(len, axes[1:])) == inner:
+        first = axes[0].start * inner
+        return range(first + begin, first + stop)
+    device = local(p).device
+    at = torch.arange(begin, stop, device=device)
+    index, stride = torch.zeros_like(at), 1
+    for axis, size in zip(reversed(axes), reversed(p.shape), strict=True):
+        index += _along(axis, device)[at % len(axis)] * stride
+        at, stride = at // len(axis), stride * size
+    return index
+
+
+@lru_cache(maxsize=4096)
+def _axes(shape: tuple[int, ...], mesh: Any, placements: Any) -> tuple[range | Tensor, ...]:
+    """For each dimension the positions that this rank has; a range where they are one."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    axes: list[range | Tensor] = []
+    for d, size in enumerate(shape):
+        along = [q if getattr(q, "dim", None) == d else Replicate() for q in placements]
+        at = torch.arange(size).view([-1 if j == d else 1 for j in range(len(shape))])
+        at = distribute_tensor(at, mesh, along, src_data_rank=None).to_local().cpu().flatten()
+        first = int(at[0]) if len(at) else 0
+        run = torch.equal(at, torch.arange(first, first + len(at)))
+        axes.append(range(first, first + len(at)) if run else at)
+    return tuple(axes)
+
+
+def _along(axis: range | Tensor, device: torch.device) -> Tensor:
+    if isinstance(axis, range):
+        return torch.arange(axis.start, axis.stop, device=device)
+    return axis.to(device)

@@ -253,7 +253,12 @@ class SODA(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """torch's flat layout: `state` by parameter number and `param_groups`, plain values."""
         self._adopt()
-        return super().state_dict()
+        found: dict[str, Any] = super().state_dict()
+        params = [p for group in self.param_groups for p in group["params"]]
+        for n, s in found["state"].items():
+            if "z0" in s:
+                found["state"][n] = s | {"z0": self.anchor.written(s["z0"], params[n])}
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but each tensor keeps the dtype and device that this optimizer gives it.

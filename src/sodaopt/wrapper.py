@@ -24,8 +24,11 @@ class _Held(NamedTuple):
     lam: Any
     z0: dict[Tensor, Tensor]
     fresh: dict[Tensor, Tensor]
+    dry: bool
     old: dict[Tensor, Tensor]
     low: list[tuple[int, Tensor, Tensor, Tensor | None]]
+    """16-bit parameters: number, parameter, the point in fp32 that the update is added to, and what
+    the base steps from: zero for None, or, if it reads the point, a copy of it."""
     pull: list[tuple[list[Tensor], list[Tensor]]]
     pulled: list[Tensor]
 
@@ -41,9 +44,9 @@ class SODAWrapper(Wrapper):
     start: steps before the pull begins (a warmup). at_start: "keep" counting k from the beginning,
     "restart" k there, or "reanchor": restart k and take the weights of that moment for z0.
     decay: lam as a function of (k, lr); schedules.uniform is the paper's.
-    anchor: where z0 lives, see `sodaopt.anchors`: "clone", "bf16", "cpu", "constant", "auto", or
-    the seeds of `sodaopt.init.seeded_`. seed: of the rounding bits for 16-bit parameters, which are
-    summed in fp32 and rounded once.
+    anchor: where z0 lives, see `sodaopt.anchors`: "clone", "bf16", "cpu", "constant", "auto" (one
+    number where that is enough, else a clone), or the seeds of `sodaopt.init.seeded_`.
+    seed: of the rounding bits for 16-bit parameters, which are summed in fp32 and rounded once.
     """
 
     prefix = "soda"
@@ -56,7 +59,7 @@ class SODAWrapper(Wrapper):
         start: int = 0,
         at_start: str = "keep",
         decay: Coef = schedules.uniform,
-        anchor: Any = "clone",
+        anchor: Any = "auto",
         seed: int = 0,
     ) -> None:
         if at_start not in AT_START:
@@ -69,6 +72,7 @@ class SODAWrapper(Wrapper):
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and isinstance(self.anchor, anchors.Elsewhere):
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
+        self.tentative: set[Tensor] = set()  # z0 was taken in a dry step: see `_is_dry`
         self.watching = False
         self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
@@ -133,22 +137,28 @@ class SODAWrapper(Wrapper):
         return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
 
     def before(self, group: Group, pairs: list[Pair]) -> _Held:
-        lam, z0, fresh = self.lam(group), {}, {}
+        lam = self.lam(group)
         if self.at_start == "reanchor" and group["soda_k"] == self.start:
             for p in group["params"]:
                 if "z0" in self.own(p):
                     self.keep(p, z0=self.anchor.take(p, True))
-        for _, p in pairs:
-            kept = self.own(p).get("z0")
-            if kept is None:
-                fresh[p] = self.anchor.take(p, True)
-                if self.anchor.apart:  # elsewhere x is z0 at the first step: nothing to pull yet
-                    z0[p] = fresh[p]
-            else:
-                z0[p] = kept
+        key = self.key("z0")
+        kept = {p: self.base.state.get(p, {}).get(key) for _, p in pairs}
+        new = [p for p, t in kept.items() if t is None or (self.tentative and p in self.tentative)]
+        fresh, dry = self._take(group, new, kept) if new else ({}, False)
+        z0 = {p: t for p, t in kept.items() if t is not None and p not in fresh}
+        if self.anchor.apart and not dry:  # elsewhere x is z0 at the first step: nothing to pull
+            z0 |= fresh
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
-        low = [(n, p, *self._lift(p, z0.get(p), lam)) for n, p in pairs if p.dtype.itemsize < 4]
-        held = _Held(lam, z0, fresh, old, low, [], [])
+        low = [
+            (n, p, sharded.local(p).float(), sharded.local(p).clone() if self.reads else None)
+            for n, p in pairs
+            if p.dtype.itemsize < 4
+        ]
+        held = _Held(lam, z0, fresh, dry, old, low, [], [])
+        lifted = {p: x for _, p, x, _ in low if p in z0}
+        if lifted:
+            self.anchor.pull_(list(lifted), list(lifted.values()), [z0[p] for p in lifted], lam)
         high = [p for _, p in pairs if p.dtype.itemsize >= 4 and p in z0]
         if high and not (isinstance(lam, float) and lam == 0):
             x = [sharded.local(p) for p in high]
@@ -165,14 +175,15 @@ class SODAWrapper(Wrapper):
                 sharded.local(p).zero_()
         return held
 
-    def _lift(self, p: Tensor, z0: Tensor | None, lam: Any) -> tuple[Tensor, Tensor | None]:
-        """The pulled point in fp32; the base gets a zero to step from, or, if it reads the point,
-        the point itself."""
-        p_ = sharded.local(p)
-        x = p_.float()
-        if z0 is not None:
-            self.anchor.pull_([p], [x], [z0], lam)
-        return x, p_.clone() if self.reads else None
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # once, and it looks at values
+    def _take(
+        self, group: Group, new: list[Tensor], kept: dict[Tensor, Tensor | None]
+    ) -> tuple[dict[Tensor, Tensor], bool]:
+        """What to keep of parameters without a z0, or with a tentative one; whether the step is
+        dry, so that this is tentative too."""
+        dry = _is_dry(group, new)
+        wanted = [p for p in new if kept[p] is None or not dry]
+        return {p: self.anchor.take(p, not dry) for p in wanted}, dry
 
     def after(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         for xs, pulls in held.pull:
@@ -184,6 +195,7 @@ class SODAWrapper(Wrapper):
             p_.copy_(rounding.stochastic(x, p.dtype, key, sharded.element_numbers(p)))
         for p, z0 in held.fresh.items():
             self.keep(p, z0=z0)
+            (self.tentative.add if held.dry else self.tentative.discard)(p)
         group |= {f"soda_{name}": v for name, v in self._past(group).items()}
         if self.watching:
             self._look(group, held)
@@ -197,7 +209,11 @@ class SODAWrapper(Wrapper):
                 x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        self.tentative.discard(p)
         return self.anchor.place(t, p) if name == "z0" else super().place(p, name, t)
+
+    def written(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        return self.anchor.written(t, p) if name == "z0" else t
 
     # -- diagnostics --------------------------------------------------------------------------
 
@@ -228,6 +244,16 @@ class SODAWrapper(Wrapper):
 
 
 AT_START = ("keep", "restart", "reanchor")
+
+
+def _is_dry(group: Group, params: list[Tensor]) -> bool:
+    """A first step without learning rate and gradients, by which a framework makes the state that
+    it then loads into. The weights may be loaded already, or still be: what is taken for z0 then is
+    taken again at the first real step, and nothing is rounded, checked or pulled before."""
+    if float(group.get("lr", 0.0)) != 0:
+        return False
+    grads = [sharded.local(p.grad) for p in params]
+    return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
 
 
 def _length(ts: list[Tensor]) -> float:

@@ -197,10 +197,22 @@ class Wrapper(Optimizer):
         """The base's, this wrapper's keys in it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        state_dict: dict[str, Any] = self.base.state_dict()
+        state_dict = self._write(self.base.state_dict())
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
         return state_dict
+
+    def _write(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """This wrapper's tensors as a checkpoint has them; the state itself stays as it is."""
+        state, prefix = dict(state_dict["state"]), self.key("")
+        numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
+        params = [p for g in self.base.param_groups for p in g["params"]]
+        for n, p in zip(numbers, params, strict=True):
+            ours = [k for k in state.get(n, ()) if isinstance(k, str) and k.startswith(prefix)]
+            if ours:
+                written = {k: self.written(p, k.removeprefix(prefix), state[n][k]) for k in ours}
+                state[n] = state[n] | written
+        return state_dict | {"state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The base loads what is its own; this wrapper's tensors keep dtype and value exactly."""
@@ -242,6 +254,10 @@ class Wrapper(Optimizer):
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """A loaded tensor of p as this wrapper keeps it: its own dtype, and a copy."""
         return t.detach().to(p.device, copy=True)
+
+    def written(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        """A tensor of p as a checkpoint has it."""
+        return t
 
     def chosen(self) -> list[str]:
         """Group keys that the constructor decides, not a checkpoint."""

@@ -10,6 +10,7 @@ import torch
 
 KEEP = 2
 WEIGHTS = "weights.pt"
+FOLDER = "checkpoints"
 
 
 class SaveError(RuntimeError):
@@ -60,8 +61,11 @@ def step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def clear(folder: Path) -> None:
-    """Remove all checkpoints: the run has ended, its weights are saved apart."""
+def clear(run: Path) -> None:
+    """Remove the checkpoints of a run that has ended, if its weights are saved apart."""
+    folder = run / FOLDER
+    if not (run / WEIGHTS).exists():
+        return
     for path in found(folder):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):

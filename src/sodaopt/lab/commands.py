@@ -15,7 +15,7 @@ import tyro
 
 from . import records
 from .board import console, run_rows
-from .checkpoint import WEIGHTS, found, load
+from .checkpoint import FOLDER, WEIGHTS, found, load
 from .data import open_data
 from .execution import Execution
 from .job import Common, Job, Plan, resolve
@@ -270,7 +270,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
     if (run.folder / WEIGHTS).exists():
         model.load_state_dict(load(run.folder / WEIGHTS))
         return model, data
-    kept = found(run.folder / "checkpoints")
+    kept = found(run.folder / FOLDER)
     if not kept:
         raise ValueError(f"{run.folder} has neither weights nor a checkpoint yet")
     state = load(kept[-1])

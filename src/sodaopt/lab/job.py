@@ -50,9 +50,14 @@ def _paper(width: int, **more: Any) -> Preset:
     return Preset(width, 12, 128, 1024, 512, data="fineweb100B", vocab=50304, **more)
 
 
+NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
+"""The best of `sodaopt sweep NAME --over lr=...` in powers of two; for Scion the paper's."""
+
 PRESETS = {
-    "nano": Preset(64, 4, 32, 128, 8, horizon=0.04, eval_every=20, eval_tokens=2**14, vocab=1024),
-    "small": Preset(256, 6, 64, 256, 16, horizon=0.1, eval_every=50, eval_tokens=2**16, vocab=1024),
+    "nano": Preset(
+        64, 4, 32, 128, 8, 0.04, eval_every=20, eval_tokens=2**14, vocab=1024, lr=NANO_LR
+    ),
+    "small": Preset(256, 6, 64, 256, 16, 0.02, eval_every=50, eval_tokens=2**15, vocab=1024),
     "proxy": Preset(
         256, 6, 128, 512, 128, data="proxy", eval_every=260, eval_tokens=14 * 2**16, vocab=8192
     ),

@@ -148,7 +148,7 @@ def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     if name.wrapper is None:
         return opt
     options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
-    options["anchor"] = "clone" if s.z0 == "init" else Origin()
+    options["anchor"] = "auto" if s.z0 == "init" else Origin()
     if name.wrapper == "soda_all":
         return SODAWrapper(opt, **options)
     return SODAWrapper.hidden(opt, model, **options)

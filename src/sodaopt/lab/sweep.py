@@ -118,9 +118,13 @@ class Local:
                 worker.shutdown(wait=True)
 
 
+START = "spawn"
+"""How workers start: a fork of a process that has used CUDA cannot use it."""
+
+
 def _worker() -> ProcessPoolExecutor:
     """One process, begun with its first row."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START)
     return ProcessPoolExecutor(1, context, initializer=_begin)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import fcntl
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import records
+from . import checkpoint, records
 from .data import Dataset, open_data
 from .execution import Execution, World, world
 from .job import Job, Plan, resolve
@@ -52,6 +52,8 @@ def train(
         if run := records.begun(folder):
             _same(run, plan, folder)
             if run.done:
+                if run.finished and among.first:
+                    checkpoint.clear(folder)  # if it was killed before it did
                 return run
         training = Training(plan, data, folder, execution, device, among, say, stopped)
         training.run()
@@ -110,10 +112,8 @@ def _stopping(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
             before[number](number, frame)  # a worker's: it begins no other row then
 
     before: dict[int, Any] = {}
-    try:
+    with suppress(ValueError):  # not in the main thread: somebody else handles signals
         before |= {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: somebody else handles signals
-        pass
     try:
         yield lambda: asked or stop()
     finally:

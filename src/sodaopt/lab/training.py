@@ -54,7 +54,7 @@ class Training:
     ) -> None:
         self.plan, self.data, self.folder, self.execution = plan, data, folder, execution
         self.device, self.among, self.progress, self.stopped = device, among, progress, stopped
-        self.checkpoints = folder / "checkpoints"
+        self.checkpoints = folder / checkpoint.FOLDER
         self.step, self.smooth, self.lowest = 0, math.nan, math.inf
         self.val: float | None = None
         self.pending: list[Tensor] = []
@@ -84,7 +84,7 @@ class Training:
         call: nn.Module = self.model
         if self.among.size > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            call = DistributedDataParallel(call, device_ids=ids, broadcast_buffers=False)
+            call = DistributedDataParallel(call, device_ids=ids)
         if self.execution.compiles(self.device):
             # rows of a sweep share compiled code: each shape of model and mode adds an entry
             torch._dynamo.config.recompile_limit = 64
@@ -149,7 +149,7 @@ class Training:
         self.step += 1
 
     def _mark(self) -> None:
-        """What the last replay left may be overwritten. Seconds of imports where nothing replays."""
+        """What the last replay left may be overwritten. (Seconds of imports: not for all.)"""
         if self.execution.compiles(self.device):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
@@ -281,15 +281,18 @@ class Training:
         values["state_bytes"] = state_bytes(self.optimizer)
         values["peak_memory"] = peak_memory(self.device)
         self._write("end", self.step, **values)
+        if (
+            status == FINISHED and self.among.first
+        ):  # a run killed before this line still needs them
+            checkpoint.clear(self.folder)
 
     def _finish(self) -> None:
-        """The trained weights and a sample of what they write; checkpoints are not needed now."""
+        """The trained weights and a sample of what they write."""
         if not self.writer:
             return
         with averaged(self.optimizer):
             try:
                 checkpoint.write(self.folder / checkpoint.WEIGHTS, self.model.state_dict())
-                checkpoint.clear(self.checkpoints)
             except SaveError as e:
                 self.progress.say(f"{e}: the last checkpoint stays")
             tokenizer = self.data.tokenizer()

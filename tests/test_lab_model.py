@@ -1,0 +1,336 @@
+"""The lab's model and its optimizers against plain loops: a second forward pass that shares no code
+with the first, and the recurrences of every optimizer written out layer by layer."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sodaopt.lab import model as module
+from sodaopt.lab.job import PRESETS, Job, resolve
+from sodaopt.lab.model import GPT, Shape
+from sodaopt.lab.optimizers import averaged, build
+
+SMALL = Shape(vocab=128, width=32, depth=2, head_dim=8, context=16)
+Weights = dict[str, Tensor]
+
+
+def started(shape: Shape, seed: int = 0, dtype: torch.dtype = torch.float32) -> GPT:
+    torch.manual_seed(seed)
+    return GPT(shape).to(dtype)
+
+
+def scrambled(shape: Shape, dtype: torch.dtype = torch.float32) -> GPT:
+    """No matrix is zero any more, and norms are not those of the start."""
+    gpt = started(shape, 0, dtype)
+    with torch.no_grad():
+        for j, p in enumerate(gpt.parameters()):
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(j)).to(dtype)
+    return gpt
+
+
+def batch(shape: Shape, seed: int = 0, rows: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(shape.vocab, (rows, shape.context + 1), generator=generator)
+    return ids[:, :-1], ids[:, 1:]
+
+
+def weights(gpt: GPT) -> Weights:
+    return {n: p.detach().clone() for n, p in gpt.named_parameters() if n != "embed.weight"} | {
+        "head.weight": gpt.head.weight.detach().clone()
+    }
+
+
+# -- the forward pass, written differently --------------------------------------------------------
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    eps = torch.finfo(x.dtype).eps
+    return x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
+
+
+def turned(x: Tensor) -> Tensor:
+    """(..., positions, dim): the pair (i, i + dim/2) as a complex number, times e^(-i angle)."""
+    positions, dim = x.shape[-2:]
+    z = torch.complex(x[..., : dim // 2], x[..., dim // 2 :])
+    rate = torch.tensor([10_000 ** (-2 * j / dim) for j in range(dim // 2)], dtype=x.dtype)
+    angle = torch.arange(positions, dtype=x.dtype)[:, None] * rate
+    z = z * torch.exp(torch.complex(torch.zeros_like(angle), -angle))
+    return torch.cat((z.real, z.imag), -1)
+
+
+def attended(w: Weights, at: str, x: Tensor, heads: int) -> Tensor:
+    def split(name: str) -> Tensor:
+        y = torch.einsum("btd,ed->bte", x, w[f"{at}.{name}.weight"])
+        return torch.stack(y.chunk(heads, -1), 1)
+
+    q, k, v = turned(plain_norm(split("q"))), turned(plain_norm(split("k"))), split("v")
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(q.shape[-1])
+    t = x.shape[1]
+    future = torch.arange(t)[:, None] < torch.arange(t)
+    p = torch.exp(scores - scores.amax(-1, keepdim=True)) * (~future)
+    p = p / p.sum(-1, keepdim=True)
+    y = torch.cat(tuple(torch.einsum("bhts,bhsd->bhtd", p, v).unbind(1)), -1)
+    return y @ w[f"{at}.proj.weight"].T
+
+
+def plain_logits(w: Weights, shape: Shape, ids: Tensor) -> Tensor:
+    x = w["head.weight"][ids]
+    for j in range(shape.depth):
+        block = f"blocks.{j}"
+        y = plain_norm(x)
+        x = x + attended(w, f"{block}.attention", y, shape.width // shape.head_dim)
+        h = plain_norm(x) @ w[f"{block}.mlp.fc.weight"].T
+        h = shape.activation * torch.where(h > 0, h * h, torch.zeros_like(h))
+        x = x + h @ w[f"{block}.mlp.proj.weight"].T
+    return plain_norm(x) @ w["head.weight"].T
+
+
+def plain_loss(w: Weights, shape: Shape, ids: Tensor, targets: Tensor) -> Tensor:
+    logits = plain_logits(w, shape, ids)
+    chosen = logits.gather(-1, targets[..., None])[..., 0]
+    top = logits.amax(-1)
+    return (top + (logits - top[..., None]).exp().sum(-1).log() - chosen).mean()
+
+
+@pytest.mark.parametrize("activation", [1.0, 2.0])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_forward(activation: float, dtype: torch.dtype, close: float) -> None:
+    shape = replace(SMALL, activation=activation)
+    gpt = scrambled(shape, dtype)
+    if dtype == torch.float64:  # the table of angles is kept in fp32
+        half, positions = shape.head_dim // 2, torch.arange(shape.context).double()
+        angles = torch.stack([positions * 10_000 ** (-j / half) for j in range(half)], 1)
+        gpt.cos, gpt.sin = angles.cos(), angles.sin()
+    x, y = batch(shape)
+    w = weights(gpt)
+    torch.testing.assert_close(gpt(x, y), plain_loss(w, shape, x, y), rtol=close, atol=close)
+    torch.testing.assert_close(gpt(x), plain_logits(w, shape, x)[:, -1], rtol=close, atol=close)
+
+
+def test_no_position_sees_the_next() -> None:
+    gpt, (x, _) = scrambled(SMALL), batch(SMALL)
+    other = x.clone()
+    other[:, -1] = (other[:, -1] + 1) % SMALL.vocab
+    short = gpt(x[:, :-1])
+    torch.testing.assert_close(short, plain_logits(weights(gpt), SMALL, other)[:, -2])
+
+
+@pytest.mark.parametrize("logits", [1, 3 * 128, 10 * 128, 10**9])
+def test_loss_in_pieces(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 positions, in pieces that need not divide them."""
+    gpt, (x, y) = scrambled(SMALL), batch(SMALL)
+    whole = gpt(x, y)
+    whole.backward()
+    grads = [p.grad.clone() for p in gpt.parameters()]
+    gpt.zero_grad()
+    monkeypatch.setattr(module, "LOGITS", logits)
+    pieces = gpt(x, y)
+    (3 * pieces).backward()
+    torch.testing.assert_close(pieces, whole)
+    with torch.no_grad():
+        torch.testing.assert_close(gpt(x, y), whole)
+    for p, g in zip(gpt.parameters(), grads, strict=True):
+        torch.testing.assert_close(p.grad, 3 * g, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_in_pieces_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    h, w = torch.randn(7, 4).double(), torch.randn(5, 4).double()
+    y = torch.tensor([0, 1, 2, 3, 4, 0, 1])
+    monkeypatch.setattr(module, "LOGITS", 10)
+    h.requires_grad_(), w.requires_grad_()
+    assert torch.autograd.gradcheck(lambda h, w: module.cross_entropy(h, w, y), (h, w))
+
+
+# -- sizes and the start --------------------------------------------------------------------------
+
+COUNTS = {
+    "nano": 1024 * 64 + 4 * 49_152,
+    "small": 1024 * 256 + 6 * 786_432,
+    "proxy": 8192 * 256 + 6 * 786_432,
+    "gpt-64m": 50304 * 512 + 12 * 3_145_728,
+    "gpt-124m": 123_568_128,
+    "gpt-200m": 50304 * 1024 + 12 * 12_582_912,
+    "gpt-300m": 300_318_720,
+    "gpt-420m": 50304 * 1536 + 12 * 28_311_552,
+    "gpt-700m": 50304 * 2048 + 12 * 50_331_648,
+    "gpt-1b": 50304 * 2560 + 12 * 78_643_200,
+}
+LABELS = {"64m": 64e6, "124m": 124e6, "200m": 200e6, "300m": 300e6, "420m": 420e6, "700m": 700e6,
+          "1b": 1e9}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameters(name: str) -> None:
+    shape = resolve(Job(preset=name), PRESETS[name].vocab or 0).shape
+    with torch.device("meta"):
+        counted = sum(p.numel() for p in GPT(shape).parameters())
+    assert counted == shape.parameters == COUNTS[name]
+    if label := LABELS.get(name.removeprefix("gpt-")):
+        assert abs(counted / label - 1) < 0.1
+
+
+@pytest.mark.parametrize("name", ["nano", "small", "proxy", "gpt-64m", "gpt-124m"])
+def test_first_loss(name: str) -> None:
+    """Projections start at zero: the embedding reaches the head as it is. Depth plays no part."""
+    shape = resolve(Job(preset=name, depth=1, context=32), PRESETS[name].vocab or 0).shape
+    gpt = started(shape)
+    E = gpt.embed.weight.detach()
+    bound = 1 / math.sqrt(shape.width)
+    assert E.abs().max() <= bound
+    assert float(E.std()) == pytest.approx(bound / math.sqrt(3), rel=0.01)
+    x, y = batch(shape, rows=1)
+    h = E[x[0]].double()
+    h = h / (h.square().mean(-1, keepdim=True) + 2**-23).sqrt()
+    logits = h @ E.double().T
+    loss = logits.logsumexp(-1).mean() - logits[torch.arange(len(y[0])), y[0]].mean()
+    assert gpt(x, y).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+# -- the first ten steps of every optimizer -------------------------------------------------------
+
+Update = Callable[[dict[str, Any], Tensor, int, float], Tensor]  # memory, g, k, lr -> change
+STEPS = 20  # of which ten are taken
+
+
+def newton_schulz(G: Tensor) -> Tensor:
+    X = G.T if G.shape[0] > G.shape[1] else G
+    X = X / (X.norm().item() or 1)  # the gradients of q, k, v and fc are zero at the start
+    for _ in range(5):
+        A = X @ X.T
+        X = 3.4445 * X - 4.7750 * A @ X + 2.0315 * A @ A @ X
+    return X.T if G.shape[0] > G.shape[1] else X
+
+
+def adam(s: dict[str, Any], g: Tensor, k: int, lr: float) -> Tensor:
+    s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+    s["v"] = 0.95 * s.get("v", 0) + 0.05 * g * g
+    m, v = s["m"] / (1 - 0.9 ** (k + 1)), s["v"] / (1 - 0.95 ** (k + 1))
+    return -lr * m / (v.sqrt() + 1e-8)
+
+
+def ten_adam(s: dict[str, Any], g: Tensor, k: int, lr: float) -> Tensor:
+    return adam(s, g, k, 10 * lr)
+
+
+def muon(s: dict[str, Any], g: Tensor, k: int, lr: float) -> Tensor:
+    s["m"] = 0.95 * s.get("m", 0) + 0.05 * g
+    return -lr * math.sqrt(max(g.shape)) * newton_schulz(0.95 * s["m"] + 0.05 * g)
+
+
+def ema(s: dict[str, Any], g: Tensor) -> Tensor:
+    s["m"] = 0.9 * s.get("m", 0) + 0.1 * g
+    return s["m"]
+
+
+def optimistic(s: dict[str, Any], g: Tensor) -> Tensor:
+    """SODA-dagger's: m begins at the first gradient."""
+    s["m"] = 0.95 * s.get("m", g) + 0.05 * g
+    return 0.95 * s["m"] + 0.05 * g
+
+
+def spectral(mean: Callable[[dict[str, Any], Tensor], Tensor]) -> Update:
+    return lambda s, g, k, lr: (
+        -lr * 50 * math.sqrt(g.shape[0] / g.shape[1]) * newton_schulz(mean(s, g))
+    )
+
+
+def sign(mean: Callable[[dict[str, Any], Tensor], Tensor]) -> Update:
+    return lambda s, g, k, lr: -lr * 3000 / g.shape[1] * mean(s, g).sign()
+
+
+BASES: dict[str, tuple[Update, Update]] = {  # of the hidden layers, of the tied matrix
+    "adamw": (adam, adam),
+    "muon": (muon, ten_adam),
+    "uscion": (spectral(ema), sign(ema)),
+    "scion": (spectral(ema), sign(ema)),
+    "soda_dagger": (spectral(optimistic), sign(optimistic)),
+}
+
+
+class Moved:
+    """One parameter under a wrapper: `at` is where gradients are taken, `out` the method's output.
+
+    The wrapper moves z, or x, by the base's change u, as in its paper."""
+
+    def __init__(self, wrapper: str, base: str, hidden: bool, p: Tensor) -> None:
+        self.wrapper, self.base, self.hidden = wrapper, base, hidden
+        self.update, self.memory = BASES[base][0 if hidden else 1], {}
+        self.at = self.out = self.z = self.z0 = p
+        self.weight = 0.0
+
+    def step(self, g: Tensor, k: int, lr: float, warmup: int) -> None:
+        u = self.update(self.memory, g, k, lr)
+        dagger = self.base == "soda_dagger"
+        if dagger or self.wrapper == "soda_all" or (self.wrapper == "soda" and self.hidden):
+            pull = 1 / (k + 2) if k >= warmup or dagger else 0  # a wrapper waits, and counts
+            self.at = self.out = (1 - pull) * self.at + pull * self.z0 + u
+        elif self.base == "scion":
+            self.at = self.out = (1 - lr) * self.at + u
+        elif self.wrapper == "lookahead":
+            self.at = self.at + u
+            if (k + 1) % 5 == 0:
+                self.out = self.at = (self.out + self.at) / 2
+        elif self.wrapper in ("schedule_free", "gpa"):
+            self.z = self.z + u
+            self.memory["top"] = top = max(lr, self.memory.get("top", 0))
+            self.weight += top**2
+            c = top**2 / self.weight if self.wrapper == "schedule_free" else 0.003287
+            self.out = (1 - c) * self.out + c * self.z
+            self.at = 0.9 * self.out + 0.1 * self.z
+        else:
+            self.at = self.out = self.at + u
+
+
+def rate(k: int, warmup: int) -> float:
+    """Of 20 steps: a rise over the warmup, constant, and a fall over the last 12."""
+    rise = (k + 1) / warmup if k < warmup else 1
+    return rise * min(1, (STEPS - k) / 12)
+
+
+NAMES = ["adamw", "muon", "uscion", "scion", "soda_dagger", "soda(adamw)", "soda(muon)",
+         "soda(uscion)", "soda_all(muon)", "schedule_free(adamw)", "gpa(muon)",
+         "lookahead(muon)"]  # fmt: skip
+
+
+@pytest.mark.parametrize("warm", [None, 0.2])
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_steps(name: str, warm: float | None) -> None:
+    """The losses of ten steps, and of the method's output after them."""
+    wrapper, _, base = name.rstrip(")").rpartition("(")
+    job = Job(preset="gpt-124m", optimizer=name, steps=STEPS, width=32, depth=2, head_dim=8,
+              context=16, warmdown=0.6, warmup=warm)  # fmt: skip
+    plan = resolve(job, 128)
+    warmup = 4 if warm else 1 if base == "adamw" else 0
+    shape = replace(SMALL, activation=1.0 if base in ("adamw", "muon") else 2.0)
+    assert plan.shape == shape
+    assert plan.settings.lr == 2 ** {"adamw": -9, "muon": -11}.get(base, -12)
+
+    gpt = started(shape)
+    opt = build(plan.name, gpt, plan.settings)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, plan.lr_factor)
+    mine = {n: Moved(wrapper, base, n != "head.weight", p) for n, p in weights(gpt).items()}
+    for k in range(10):
+        x, y = batch(shape, k)
+        loss = gpt(x, y)
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        schedule.step()
+
+        w = {n: m.at.requires_grad_() for n, m in mine.items()}
+        expected = plain_loss(w, shape, x, y)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-4), k
+        grads = torch.autograd.grad(expected, list(w.values()))
+        for m, g in zip(mine.values(), grads, strict=True):
+            m.at = m.at.detach()
+            m.step(g, k, plan.settings.lr * rate(k, warmup), warmup)
+    x, y = batch(shape, 99)
+    outputs = {n: m.out for n, m in mine.items()}
+    with averaged(opt), torch.no_grad():
+        expected = plain_loss(outputs, shape, x, y).item()
+        assert gpt(x, y).item() == pytest.approx(expected, rel=1e-4)
