@@ -3,10 +3,10 @@
     python -m benchmarks.training [--preset gpt-124m] [--optimizer soda_dagger] [--steps 40]
         [--data NAME] [--out FILE] [--profile FILE]
 
-Without --data, random ids of GPT-2's vocabulary: nothing has to be prepared. Validation and saving are not counted, nor
-are the first laps, in which the model is compiled. MFU counts 6 operations for each parameter and
-token and 12 x depth x width x context for attention, over the maker's dense bf16 peak. --profile
-writes the kernels of three steps by their time.
+Without --data, random ids of GPT-2's vocabulary: nothing has to be prepared. Validation and saving
+are not counted, nor are the first laps, in which the model is compiled. MFU counts 6 operations for
+each parameter and token and 12 x depth x width x context for attention, over the maker's dense bf16
+peak. --profile writes the kernels of three steps by their time.
 """
 
 from __future__ import annotations

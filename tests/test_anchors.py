@@ -18,7 +18,7 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sodaopt import SODA, SODAWrapper, anchors, init, memory, param_groups, philox, zoo
+from sodaopt import SODA, SODAWrapper, anchors, init, memory, param_groups, philox, pulling, zoo
 from sodaopt.init import Init, Seeds, Spec, seeded_
 from tests.test_checkpoint import DCP
 
@@ -166,7 +166,7 @@ def test_bf16_rounds_the_weights_once() -> None:
 
 def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Buckets of n bytes and slices of n elements, where tests are too small for more than one."""
-    monkeypatch.setitem(anchors.BUCKETS, "cpu", n)
+    monkeypatch.setitem(pulling.BUCKETS, "cpu", n)
     monkeypatch.setitem(init.SLICES, "cpu", n)
 
 
@@ -234,13 +234,13 @@ def test_a_bucket_ahead(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     main, side = Stream("main"), Stream("side")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    monkeypatch.setattr(anchors, "_side_stream", lambda device: side)
+    monkeypatch.setattr(pulling, "_side_stream", lambda device: side)
     monkeypatch.setattr(Tensor, "record_stream", lambda t, stream: log.append("kept"))
-    monkeypatch.setitem(anchors.BUCKETS, "cuda", 40)
+    monkeypatch.setitem(pulling.BUCKETS, "cuda", 40)
     xs, zs = sized(*[(10,)] * count), sized(*[(10,)] * count)
     buckets = iter([[(x, z, F32)] for x, z in zip(xs, zs, strict=True)])
     rooms = set()
-    for n, [(x, z, dtype)] in enumerate(anchors._ahead(buckets, torch.device("cpu"))):
+    for n, [(x, z, dtype)] in enumerate(pulling._ahead(buckets, torch.device("cpu"))):
         assert x is xs[n]
         assert torch.equal(z, zs[n])
         assert dtype == F32
@@ -342,7 +342,7 @@ def test_lerp(make: Callable[[], list[Tensor]], lam: Any) -> None:
     plain = [x.clone() for x in xs]
     torch._foreach_lerp_(plain, zs, lam)
     before = [z.clone() for z in zs]
-    anchors.lerp_(xs, zs, lam)
+    pulling.lerp_(xs, zs, lam)
     assert_bitwise(xs, plain)
     assert_bitwise(zs, before)
     for x, old in zip(xs, around, strict=True):

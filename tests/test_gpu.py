@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, SODAWrapper, anchors, init, msign, rounding
+from sodaopt import SODA, Method, SODAWrapper, anchors, init, msign, pulling, rounding
 from tests.tables import FEW, METHODS, network
 from tests.wrapped import z0_file
 
@@ -109,7 +109,7 @@ def test_far_anchors_in_buckets(
     """However they are cut, and with the host far ahead of the device, they are a clone."""
     if name == "file":
         pytest.importorskip("safetensors")
-    monkeypatch.setitem(anchors.BUCKETS, "cuda", size)
+    monkeypatch.setitem(pulling.BUCKETS, "cuda", size)
     (a, seeds), (b, _) = layers(dtype, 64), layers(dtype, 64)
     one, two = (
         SODAWrapper(torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0), anchor=anchor)

@@ -20,10 +20,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +29,7 @@ from torch import Tensor, nn
 from . import init, sharded
 from ._errors import times, unknown
 from .init import Seeds, Spec
+from .pulling import Piece, lerp_, pull_in_buckets_
 
 
 class Anchor:
@@ -78,7 +77,7 @@ class Anchor:
         if near[0]:
             lerp_(*near, lam)
         if far:
-            _pull_in_buckets_(far, lam)
+            pull_in_buckets_(far, lam)
 
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
         """A kept tensor that was loaded, where it belongs; always a copy."""
@@ -97,146 +96,6 @@ class Anchor:
         """A kept tensor as a checkpoint has it: of a shape that says nothing of the values, since
         a distributed checkpoint is loaded into what an optimizer of other weights has kept."""
         return kept
-
-
-# -- pulling --------------------------------------------------------------------------------------
-
-Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
-"""An x, its z0 wherever that is, and the dtype in which z0 counts."""
-
-BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
-
-
-@torch._disable_dynamo  # type: ignore[attr-defined]  # streams, and as many calls as buckets
-def _pull_in_buckets_(far: list[Piece], lam: Any) -> None:
-    sides: dict[tuple[torch.device, torch.dtype, bool], list[Piece]] = {}
-    for x, z, dtype in far:
-        over = x.is_cuda and not z.is_cuda
-        sides.setdefault((x.device, x.dtype, over), []).append((x, z, dtype))
-    for (device, dtype, over), pieces in sides.items():
-        buckets = _buckets(pieces, BUCKETS.get(device.type, BUCKETS["cpu"]))
-        room = torch.empty(0, dtype=dtype, device=device)
-        for bucket in _ahead(buckets, device) if over else buckets:
-            n = sum(x.numel() for x, _, its in bucket if its != dtype)
-            room = room if room.numel() >= n else torch.empty(n, dtype=dtype, device=device)
-            lerp_([x for x, _, _ in bucket], _cast(bucket, room), lam)
-
-
-def _cast(bucket: list[Piece], room: Tensor) -> list[Tensor]:
-    """Each z0 in its x's dtype, written into the room: new memory for each bucket is slower."""
-    at, out = 0, []
-    for x, z, dtype in bucket:
-        z = z.to(x.device).to(dtype)
-        if z.dtype != x.dtype:
-            z = room[at : at + z.numel()].view(z.shape).copy_(z)
-            at += z.numel()
-        out.append(z)
-    return out
-
-
-def _buckets(pieces: list[Piece], room: int) -> Iterator[list[Piece]]:
-    """The same in lists of at most `room` bytes, for which large tensors are cut."""
-    bucket: list[Piece] = []
-    used = 0
-    for x, z, dtype in pieces:
-        flat = x.is_contiguous() and z.is_contiguous()  # else, such as channels_last, in one piece
-        for x_, z_ in zip(*(_cut(t, room // z.element_size(), flat) for t in (x, z)), strict=True):
-            if bucket and used + _aligned(z_) > room:
-                yield bucket
-                bucket, used = [], 0
-            bucket.append((x_, z_, dtype))
-            used += _aligned(z_)
-    if bucket:
-        yield bucket
-
-
-def _cut(t: Tensor, elements: int, flat: bool) -> list[Tensor]:
-    return list(torch.split(t.view(-1), elements)) if flat else [t]
-
-
-def _aligned(t: Tensor) -> int:
-    return -(-t.nbytes // 16) * 16
-
-
-def _ahead(buckets: Iterator[list[Piece]], device: torch.device) -> Iterator[list[Piece]]:
-    """The buckets with their z0 brought from the host, each on its way while the one before it is
-    in use. The copies run on a stream of their own, which does not wait for what the device still
-    has to do, and go into two rooms in turn: fresh memory for each bucket would, since the host
-    runs ahead of the device, soon be as large as z0."""
-    main, side = torch.cuda.current_stream(device), _side_stream(device)
-    rooms: list[Tensor | None] = [None, None]
-    left: list[torch.cuda.Event | None] = [None, None]  # when the last guest of a room was used
-
-    def send(n: int, bucket: list[Piece]) -> tuple[list[Piece], torch.cuda.Event]:
-        size, at, there = sum(_aligned(z) for _, z, _ in bucket), 0, []
-        with torch.cuda.stream(side):
-            room, event = rooms[n % 2], left[n % 2]
-            if event is not None:
-                side.wait_event(event)
-            if room is None or room.nbytes < size:
-                if room is not None:
-                    room.record_stream(main)
-                most = max(size, BUCKETS["cuda"])
-                room = rooms[n % 2] = torch.empty(most, dtype=torch.uint8, device=device)
-            for x, z, dtype in bucket:
-                guest = room[at : at + z.nbytes].view(z.dtype).view(z.shape)
-                there.append((x, guest.copy_(z, non_blocking=True), dtype))
-                at += _aligned(z)
-            return there, side.record_event()
-
-    sent = None
-    try:
-        for n, bucket in enumerate(chain(buckets, [None])):
-            next_ = send(n, bucket) if bucket is not None else None
-            if sent is not None:
-                main.wait_event(sent[1])
-                yield sent[0]
-                left[(n - 1) % 2] = main.record_event()
-            sent = next_
-    finally:
-        for room in rooms:
-            if room is not None:
-                room.record_stream(main)  # its memory is the side stream's, and main has read it
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
-    """x <- x + lam (z - x), each z of its x's shape and dtype.
-
-    Plain tensors on the CPU go through fused SGD with the gradient z and the weight decay -1: the
-    same to the bit below 1/2, where lerp_ has this form too, and a tenth faster. The kernel reads
-    memory from end to end, so what is not contiguous must not get there.
-    """
-    if (
-        not torch.compiler.is_compiling()  # which would compile again for each lam
-        and isinstance(lam, float)
-        and lam < 0.5
-        and all(map(_is_plain, xs))
-        and all(map(_is_plain, zs))
-    ):
-        torch._fused_sgd_(
-            xs, zs, [], weight_decay=-1.0, momentum=0.0, lr=-lam, dampening=0.0,
-            nesterov=False, maximize=False, is_first_step=True,
-        )  # fmt: skip
-    else:
-        torch._foreach_lerp_(xs, zs, lam)
-
-
-def _is_plain(t: Tensor) -> bool:
-    return (
-        type(t) in (Tensor, nn.Parameter)
-        and t.dtype in (torch.float32, torch.float64)
-        and t.is_cpu
-        and t.is_contiguous()
-    )
-
-
-# -- the policies ---------------------------------------------------------------------------------
 
 
 def nothing(p: Tensor) -> Tensor:
