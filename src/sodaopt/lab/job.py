@@ -55,7 +55,7 @@ NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
 
 PRESETS = {
     "nano": Preset(
-        64, 4, 32, 128, 8, 0.04, eval_every=20, eval_tokens=2**14, vocab=1024, lr=NANO_LR
+        64, 4, 32, 128, 8, 0.03, eval_every=20, eval_tokens=2**13, vocab=1024, lr=NANO_LR
     ),
     "small": Preset(256, 6, 64, 256, 16, 0.02, eval_every=50, eval_tokens=2**15, vocab=1024),
     "proxy": Preset(
