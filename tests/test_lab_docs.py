@@ -17,7 +17,8 @@ from tests import results_doc
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.search(r"```sh\n(.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.DOTALL)
 COMMANDS = BLOCK[1].splitlines() if BLOCK else []
-SHORT = {name: ["--steps", "4", "--eval-tokens", "1024"] for name in ("train", "compare", "sweep")}
+TINY = ["--steps", "4", "--eval-tokens", "1024"]
+SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
 
 
 def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
