@@ -16,7 +16,7 @@ from .. import __version__
 from .._errors import unknown
 from . import results
 from .board import console, run_rows
-from .commands import INTERRUPTED, Flat
+from .commands import INTERRUPTED, Flat, axis
 from .data import open_data
 from .execution import Execution
 from .job import Job, resolve
@@ -121,8 +121,6 @@ class Reproduce:
         return scale if self.tune is None else replace(scale, tuned=self.tune)
 
     def _settings(self) -> dict[str, Any]:
-        from .commands import axis
-
         pairs = [axis(text) for text in self.settings]
         more = {name: values[0] for name, values in pairs}
         if "steps" in more:  # instead of the rows' own horizons

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .data.shards import write_atomically
+from .files import write_atomically
 from .labels import value as shown
 
 Numbers = dict[str, Any]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._figures import STYLE
 from .experiments import Curve
 from .remarks import STEPS
 from .study import Study
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C",
            "#5D3A9B")  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-STYLE: dict[Any, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.fontsize": 8, "legend.frameon": False,
-    "axes.titlesize": 10, "lines.linewidth": 1.6, "lines.markersize": 4.5,
-    "figure.facecolor": "white", "axes.facecolor": "white", "svg.hashsalt": "sodaopt",
-}  # fmt: skip
 
 
 def draw(study: Study, out: Path, kinds: Sequence[str]) -> list[Path]:

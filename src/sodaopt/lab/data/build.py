@@ -18,8 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..files import write_atomically
 from . import texts
-from .shards import DataError, Ids, sha256, write_atomically, write_shard
+from .shards import DataError, Ids, sha256, write_shard
 from .shuffle import Indices, permutation
 from .staging import staged
 from .tokenizer import FILE, GPT2, Tokenizer

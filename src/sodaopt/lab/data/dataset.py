@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from . import tokenizer as tokenizers
 from .build import CHECKED, FORMAT, META
-from .shards import DataError, count_tokens, largest_id, sha256, write_atomically
+from .shards import DataError, count_tokens, largest_id, sha256
 from .staging import ENDING
 from .tokenizer import GPT2, GPT2_VOCAB, Tokenizer
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._figures import STYLE
 from ..labels import pretty
 from ..stats import Row
 from .charts import Curve, Mark, Panel, Trace, curves, panels
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B4568F", "#C98500", "#3A9FD8", "#4A4F59", "#6A3FB5")
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
 NAMES = {"lr": "learning rate", "wd": "weight decay"}
-STYLE: dict[Any, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "grid.alpha": 0.25, "grid.linewidth": 0.6, "legend.fontsize": 8, "legend.frameon": False,
-    "axes.titlesize": 10, "lines.linewidth": 1.6, "lines.markersize": 4.5,
-    "figure.facecolor": "white", "axes.facecolor": "white", "svg.hashsalt": "sodaopt",
-}  # fmt: skip
 
 
 def draw(rows: Sequence[Row], stem: Path, kinds: Sequence[str]) -> list[Path]:

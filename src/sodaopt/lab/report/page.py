@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,6 +16,7 @@ from string import Template
 from typing import Any
 
 from ... import __version__
+from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
 from ..stats import Row, rows
@@ -32,15 +31,7 @@ def write_report(runs: Sequence[Run], out: Path, title: str) -> Path:
         raise ValueError("a report needs at least one run")
     page = html(rows(runs), title)
     out.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        os.chmod(name, 0o644)  # a temporary file is its owner's alone
-        os.replace(name, out)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_atomically(out, [page.encode()])
     return out
 
 
