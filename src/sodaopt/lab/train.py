@@ -108,8 +108,6 @@ def _stopping(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        if before.get(number) is not signal.default_int_handler and callable(before.get(number)):
-            before[number](number, frame)  # a worker's: it begins no other row then
 
     before: dict[int, Any] = {}
     with suppress(ValueError):  # not in the main thread: somebody else handles signals
