@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from benchmarks.pages import DOCS, RESULTS, filled, markdown
 from sodaopt import SODAWrapper, anchors, init, memory
 
 
@@ -142,9 +143,7 @@ def passing(base: AdamW, wrapped: SODAWrapper) -> int:
     return max(0, peaks[1] - peaks[0])
 
 
-RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "memory.md"
-BEGIN, END = "<!-- anchors:begin -->", "<!-- anchors:end -->"
+PAGE = DOCS / "memory.md"
 
 
 def table() -> str:
@@ -156,7 +155,7 @@ def table() -> str:
         passes = any(x.get("moment_bytes") is not None for x in r["rows"])
         head = ["anchor", "bare step, ms", "added, ms", "added, %", "kept, x weights"]
         head += ["on device, MB", *(["and during a step, MB"] if passes else [])]
-        lines = [head, ["---"] * len(head)]
+        lines = [head]
         for x in r["rows"]:
             line = [x["anchor"], f"{x['base_ms']:.2f}", f"{x['added_ms']:.2f}"]
             line += [f"{100 * x['added_over_base']:.0f}", f"{x['kept_over_weights']:.2f}"]
@@ -165,14 +164,9 @@ def table() -> str:
             lines.append(line)
         parts.append(
             f"{r['device']}{threads}, torch {r['torch']}, {r['parameters']:,} parameters"
-            f" (`{r['command']}`):\n\n" + "\n".join(f"| {' | '.join(c)} |" for c in lines)
+            f" (`{r['command']}`):\n\n{markdown(lines)}"
         )
     return "\n\n".join(parts)
-
-
-def page() -> str:
-    head, rest = PAGE.read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
 
 
 def main() -> None:
@@ -184,7 +178,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="only write docs/memory.md")
     args = parser.parse_args()
     if args.docs:
-        PAGE.write_text(page())
+        PAGE.write_text(filled(PAGE, "anchors", table()), encoding="utf-8")
         return
     rows = []
     for name in POLICIES:

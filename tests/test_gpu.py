@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import Parameter
 
 from sodaopt import SODA, Method, SODAWrapper, anchors, init, msign, pulling, rounding
+from sodaopt.lab.execution import Execution
+from sodaopt.lab.job import Job
+from sodaopt.lab.train import train
 from tests.tables import FEW, METHODS, network
 from tests.wrapped import z0_file
 
@@ -175,3 +180,27 @@ def test_bf16_newton_is_close_to_its_polynomial(name: str, shape: tuple[int, ...
     ours = msign.BACKENDS[name](X.cuda()).double().cpu()
     assert ours.dtype == torch.float64
     assert (ours - exact).norm() < 0.2 * exact.norm()
+
+
+@pytest.mark.parametrize("optimizer", ["soda_dagger", "soda(muon)", "schedule_free(adamw)"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_resumed_run_goes_on_along_its_curve(
+    optimizer: str, graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that sum in another order each time forbid more: the losses agree closely."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    job = Job(optimizer=optimizer, preset="nano", steps=60, eval_every=20)
+    execution = Execution(device="cuda", graphs=graphs, log_every=5)
+    asked = iter(range(1, 1000))
+    whole = train(job, tmp_path / "whole", execution)
+    cut = train(job, tmp_path / "cut", execution, stop=lambda: next(asked) == 31)
+    assert cut.end is not None
+    assert (cut.end["status"], cut.end["step"]) == ("stopped", 31)
+    again = train(job, tmp_path / "cut", execution)
+    a, b = (np.array([e["loss"] for e in r.of("step")]) for r in (whole, again))
+    assert len(a) == len(b) == 60
+    assert np.abs(a - b).max() < 0.05 < a[0] - a[-1]
+    assert whole.end is not None
+    assert again.end is not None
+    assert abs(whole.end["val_loss"] - again.end["val_loss"]) < 0.02

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import training
+from benchmarks.pages import filled
 from sodaopt.cli import main
 from sodaopt.lab.job import PRESETS, Job, resolve
 from sodaopt.lab.optimizers import BASES
@@ -33,6 +35,11 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "runs/compare/report.html").stat().st_size > 50_000
     assert (tmp_path / "runs/report.html").exists()
     assert list((tmp_path / "runs").glob("report-*.png"))
+
+
+def test_performance_is_up_to_date() -> None:
+    text = filled(training.PAGE, "training", training.table())
+    assert training.PAGE.read_text() == text, "run: python -m benchmarks.training --docs"
 
 
 def test_results_are_up_to_date() -> None:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from . import init, sharded
 from ._errors import times, unknown
 from .init import Seeds, Spec
-from .pulling import Piece, lerp_, pull_in_buckets_
+from .pulling import Piece, lerp_, lerp_to_numbers_, pull_in_buckets_
 
 
 class Anchor:
@@ -60,6 +60,7 @@ class Anchor:
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
         """x <- (1-lam) x + lam z0 for this rank's part x of each p."""
         near: tuple[list[Tensor], list[Tensor]] = [], []
+        flat: tuple[list[Tensor], list[float]] = [], []
         far: list[Piece] = []
         compiling = torch.compiler.is_compiling()
         for p, x, t in zip(ps, xs, kept, strict=True):
@@ -67,15 +68,20 @@ class Anchor:
             dtype = self.dtype_of(p, z)
             if x.is_meta:  # a prediction of memory, where a shard may look like a whole
                 continue
-            if z.shape != x.shape:
+            if z.shape != x.shape and compiling:
                 x.lerp_(z.to(x.device, x.dtype), lam)
+            elif z.shape != x.shape:
+                flat[0].append(x)
+                flat[1].append(float(z))
             elif z.device == x.device and (z.dtype == dtype == x.dtype or compiling):
                 near[0].append(x)
-                near[1].append(z.to(dtype).to(x.dtype))  # itself, or what a compiler fuses
+                near[1].append(z.to(dtype).to(x.dtype) if compiling else z)  # which fuses the casts
             else:
                 far.append((x, z, dtype))
         if near[0]:
             lerp_(*near, lam)
+        if flat[0]:
+            lerp_to_numbers_(*flat, lam)
         if far:
             pull_in_buckets_(far, lam)
 
@@ -163,14 +169,15 @@ class Host(Anchor):
 
 @dataclass(frozen=True)
 class Constant(Anchor):
-    """One number where all elements are equal; elsewhere what `other` does."""
+    """One number where all elements are equal, kept on the host, which looks at it at each step;
+    elsewhere what `other` does."""
 
     other: Anchor = field(default_factory=Clone)
 
     def take(self, p: Tensor, first: bool) -> Tensor:
         kept = self.other.take(p, first)  # the number has the dtype of what it stands for
         value = constant_of(p if p.is_meta else kept)
-        return kept if value is None else value.to(p.device, kept.dtype)
+        return kept if value is None else _on_host(value.to(kept.dtype))
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
         return kept if kept.dim() < p.dim() else self.other.give(p, kept)
@@ -181,12 +188,17 @@ class Constant(Anchor):
     def place(self, kept: Tensor, p: Tensor) -> Tensor:
         self.check(kept, p)
         value = kept if kept.dim() < p.dim() else constant_of(kept)
-        return self.other.place(kept, p) if value is None else value.to(p.device, copy=True)
+        return self.other.place(kept, p) if value is None else _on_host(value.clone())
 
     def written(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.dim() == p.dim():
             return self.other.written(kept, p)
-        return sharded.like(kept.expand(sharded.local(p).shape).contiguous(), p)
+        part = sharded.local(p)
+        return sharded.like(kept.to(part.device).expand(part.shape).contiguous(), p)
+
+
+def _on_host(t: Tensor) -> Tensor:
+    return t if t.is_meta else t.cpu()
 
 
 def constant_of(p: Tensor) -> Tensor | None:

@@ -63,7 +63,7 @@ class Moment(NamedTuple):
     shapes are the parameters' own: a tensor here may be one rank's part of a larger one.
     """
 
-    shapes: list[Shape]
+    shapes: list[torch.Size]
     g: list[Tensor]
     k: Number
     lr: Number
@@ -130,7 +130,8 @@ class _NormMap(Geometry):
     def widths(self, at: Moment) -> list[Number]:
         """rho times the norm's width factor, for each parameter."""
         rho = schedules.value(self.radius, at.k, at.lr)
-        return [rho * self.norm.width(shape) for shape in at.shapes]
+        widths = {shape: rho * self.norm.width(shape) for shape in set(at.shapes)}
+        return [widths[shape] for shape in at.shapes]
 
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The norm's initialisation at this radius."""

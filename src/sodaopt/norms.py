@@ -184,16 +184,16 @@ class Norm:
     def units(self, ds: list[Tensor]) -> list[Tensor]:
         """lmo before scaling, all matrices of one shape in one batch."""
         out: list[Tensor] = list(ds)
+        frames = {shape: self.view(shape) for shape in {d.shape for d in ds}}
         buckets: dict[object, list[int]] = {}
         for j, d in enumerate(ds):
-            f = self.view(d.shape)
+            f = frames[d.shape]
             buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
         for members in buckets.values():
-            frames = [self.view(ds[j].shape) for j in members]
-            X = [f.fold(ds[j]) for f, j in zip(frames, members, strict=True)]
+            X = [frames[ds[j].shape].fold(ds[j]) for j in members]
             U = self.minimiser(torch.cat(X) if len(X) > 1 else X[0])
-            for j, f, u in zip(members, frames, torch.split(U, [f.n for f in frames]), strict=True):
-                out[j] = f.unfold(u, ds[j].shape)
+            for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
+                out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
         return out
 
     def sharps(self, ds: list[Tensor]) -> list[Tensor]:

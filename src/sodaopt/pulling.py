@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .sharded import PLAIN
 
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 """An x, its z0 wherever that is, and the dtype in which z0 counts."""
 
+FUSED = frozenset((torch.float32, torch.float64))
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
 
@@ -27,20 +30,26 @@ def pull_in_buckets_(far: list[Piece], lam: Any) -> None:
         buckets = _buckets(pieces, BUCKETS.get(device.type, BUCKETS["cpu"]))
         room = torch.empty(0, dtype=dtype, device=device)
         for bucket in _ahead(buckets, device) if over else buckets:
-            n = sum(x.numel() for x, _, its in bucket if its != dtype)
+            n = sum(_rounded(x.numel()) for x, _, its in bucket if its != dtype)
             room = room if room.numel() >= n else torch.empty(n, dtype=dtype, device=device)
             lerp_([x for x, _, _ in bucket], _cast(bucket, room), lam)
 
 
 def _cast(bucket: list[Piece], room: Tensor) -> list[Tensor]:
-    """Each z0 in its x's dtype, written into the room: new memory for each bucket is slower."""
+    """Each z0 in its x's dtype, written into the room: new memory for each bucket is slower, and so
+    is a copy at a time."""
     at, out = 0, []
+    guests: tuple[list[Tensor], list[Tensor]] = [], []
     for x, z, dtype in bucket:
         z = z.to(x.device).to(dtype)
         if z.dtype != x.dtype:
-            z = room[at : at + z.numel()].view(z.shape).copy_(z)
-            at += z.numel()
+            guests[0].append(room[at : at + z.numel()].view(z.shape))
+            guests[1].append(z)
+            at += _rounded(z.numel())
+            z = guests[0][-1]
         out.append(z)
+    if guests[0]:
+        torch._foreach_copy_(*guests)
     return out
 
 
@@ -60,12 +69,17 @@ def _buckets(pieces: list[Piece], room: int) -> Iterator[list[Piece]]:
         yield bucket
 
 
-def _cut(t: Tensor, elements: int, flat: bool) -> list[Tensor]:
-    return list(torch.split(t.view(-1), elements)) if flat else [t]
+def _cut(t: Tensor, elements: int, flat: bool) -> Sequence[Tensor]:
+    return torch.split(t.view(-1), elements) if flat and t.numel() > elements else (t,)
 
 
 def _aligned(t: Tensor) -> int:
-    return -(-t.nbytes // 16) * 16
+    return _rounded(t.nbytes)
+
+
+def _rounded(n: int) -> int:
+    """Up to a multiple of 16, where wide loads begin."""
+    return -(-n // 16) * 16
 
 
 def _ahead(buckets: Iterator[list[Piece]], device: torch.device) -> Iterator[list[Piece]]:
@@ -136,10 +150,20 @@ def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
         torch._foreach_lerp_(xs, zs, lam)
 
 
+def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
+    """x <- x + lam (z - x) for a number z each: one pass over x where that is zero, and few calls
+    however many there are."""
+    if not (isinstance(lam, float) and lam < 0.5):  # where lerp_ has another form
+        for x, z in zip(xs, zs, strict=True):
+            x.lerp_(x.new_full((), z), lam)
+        return
+    if zero := [x for x, z in zip(xs, zs, strict=True) if z == 0]:
+        torch._foreach_add_(zero, zero, alpha=-lam)
+    if other := [x for x, z in zip(xs, zs, strict=True) if z != 0]:
+        way = torch._foreach_neg(other)
+        torch._foreach_add_(way, [z for z in zs if z != 0])
+        torch._foreach_add_(other, way, alpha=lam)
+
+
 def _is_plain(t: Tensor) -> bool:
-    return (
-        type(t) in (Tensor, nn.Parameter)
-        and t.dtype in (torch.float32, torch.float64)
-        and t.is_cpu
-        and t.is_contiguous()
-    )
+    return type(t) in PLAIN and t.is_cpu and t.dtype in FUSED and t.is_contiguous()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def _dtensor() -> Any:
@@ -22,7 +22,12 @@ def _dtensor() -> Any:
     return getattr(module, "DTensor", None)
 
 
+PLAIN = frozenset((Tensor, nn.Parameter))
+
+
 def is_sharded(t: Tensor) -> bool:
+    if type(t) in PLAIN:  # nearly always, and asked several times a parameter and step
+        return False
     cls = _dtensor()
     return cls is not None and isinstance(t, cls)
 

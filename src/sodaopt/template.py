@@ -16,6 +16,7 @@ from ._errors import times, unknown
 from .geometry import Moment, State
 from .method import ROWS, Coefs, Method
 
+ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -101,8 +102,8 @@ class SODA(Optimizer):
         c = method.coefs(k, lr, past)
         dtype = sum_dtype(ps[0].dtype)
 
-        y = [sharded.local(p).to(dtype) for p in ps]  # the parameter itself where dtypes agree
-        g = [sharded.local_like(p.grad, p).to(dtype) for p in ps]
+        y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
+        g = [_to(sharded.local_like(p.grad, p), dtype) for p in ps]
         g = list(torch._foreach_neg(g)) if group["maximize"] else g
 
         m = m_bar = g
@@ -132,7 +133,8 @@ class SODA(Optimizer):
                 key = rounding.key(group["seed"], leaf.number, k)
                 p, at = sharded.local(leaf.p), sharded.element_numbers(leaf.p)
                 p.copy_(rounding.stochastic(y_, p.dtype, key, at))
-        torch._foreach_add_([t["step"] for t in s], 1)
+        # of a number, or without alpha, this costs a small step as much as all the rest
+        torch._foreach_add_([t["step"] for t in s], ONE, alpha=1.0)
         for t in s:
             for name, value in past.items():
                 t[name].fill_(value)
@@ -182,7 +184,7 @@ class SODA(Optimizer):
         if p not in self.state:
             self._adopt()
         s: State = self.state[p]
-        if not s or s["step"] == 0:
+        if not s or float(s["step"]) == 0:
             s = self.state[p] = self._fresh(p, method, first)
         return s
 
@@ -374,6 +376,10 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         p.copy_(s["y"] if train else s["x"])
     else:
         sharded.exchange(p, s["x"])
+
+
+def _to(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t if t.dtype == dtype else t.to(dtype)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,13 @@ class Windows:
         last = min(at + most, int(self.starts[shard + 1]))
         return shard, np.arange(at, last) - self.starts[shard]
 
-    def rows(self, at: int, count: int, stretch: Callable[[int, int], Stretch]) -> Rows:
-        """Windows at, at + 1, ... of an order, each with the token after it."""
-        rows = np.empty((count, self.context + 1), dtype=np.int64)
+    def read(self, rows: Rows, at: int, stretch: Callable[[int, int], Stretch]) -> None:
+        """Windows at, at + 1, ... of an order into rows, each with the token after it."""
         done = 0
-        while done < count:
-            shard, which = stretch(at + done, count - done)
+        while done < len(rows):
+            shard, which = stretch(at + done, len(rows) - done)
             self._read(shard, which, rows[done : done + len(which)])
             done += len(which)
-        return rows
 
     def _read(self, shard: int, which: Indices, out: Rows) -> None:
         ids, count = self.shards[shard], self.counts[shard]
@@ -78,6 +77,35 @@ class Windows:
         for path, ids in zip(self.files, self.shards, strict=True):
             digest.update(f"{path.name} {len(ids)} ".encode() + ids[:1024].tobytes())
         return digest.hexdigest()
+
+
+class Tray:
+    """Memory in which a batch is put together for a device. For a GPU it is pinned: the copy does
+    not wait for what the GPU still has to do."""
+
+    def __init__(self, sequences: int, context: int, device: torch.device) -> None:
+        self.device, pinned = device, device.type == "cuda"
+        self.ids = torch.empty(sequences, context + 1, dtype=torch.int64, pin_memory=pinned)
+        self.copied: torch.cuda.Event | None = None
+
+    def rows(self) -> Rows:
+        """Where to write, once the last batch has left."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.ids.numpy()
+
+    def serve(self, sequences: int | None = None) -> Batch:
+        """Inputs, and targets one token later, on the device."""
+        both = self.ids[:sequences].to(self.device, non_blocking=True, copy=True)
+        if self.device.type == "cuda":
+            self.copied = torch.cuda.current_stream(self.device).record_event()
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def trays(sequences: int, context: int, device: torch.device) -> Iterator[Tray]:
+    """Two in turn: one is filled while the other one's batch is on its way. Pinning memory anew
+    for each batch takes milliseconds."""
+    return cycle([Tray(sequences, context, device) for _ in range(2)])
 
 
 class Loader:
@@ -109,7 +137,8 @@ class Loader:
         self.position = 0  # windows taken so far, by all ranks together
         self._order = lru_cache(maxsize=4)(self._permuted)
         self._thread = ThreadPoolExecutor(1, "loader")
-        self._ahead: tuple[int, Future[Rows]] | None = None
+        self._ahead: tuple[int, Future[Tray]] | None = None
+        self._trays = trays(sequences // world, context, self.device)
 
     @property
     def epoch(self) -> float:
@@ -123,13 +152,12 @@ class Loader:
 
     def next(self) -> Batch:
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == self.position:
-            rows = ahead[1].result()
-        else:  # the first batch, or the position was moved
-            rows = self._read(self.position)
+        tray = ahead[1].result() if ahead is not None else None
+        if tray is None or ahead is None or ahead[0] != self.position:  # the position was moved
+            tray = self._read(self.position)
         self.position += self.sequences
         self._ahead = self.position, self._thread.submit(self._read, self.position)
-        return batch(rows, self.device)
+        return tray.serve()
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -152,10 +180,12 @@ class Loader:
         data = self.windows.fingerprint()
         return {"data": data, "context": self.context, "seed": self.seed}
 
-    def _read(self, position: int) -> Rows:
+    def _read(self, position: int) -> Tray:
         """This rank's rows of the batch at a position; it can go over the end of an epoch."""
+        tray = next(self._trays)
         share = self.sequences // self.world
-        return self.windows.rows(position + self.rank * share, share, self._stretch)
+        self.windows.read(tray.rows(), position + self.rank * share, self._stretch)
+        return tray
 
     def _stretch(self, at: int, most: int) -> Stretch:
         """As `Windows.stretch`, in the shuffled order, and for any number of epochs."""
@@ -170,16 +200,6 @@ class Loader:
 
     def _permuted(self, n: int, epoch: int, minor: int) -> Indices:
         return permutation(n, self.seed, epoch, minor)
-
-
-def batch(rows: Rows, device: torch.device) -> Batch:
-    """Inputs, and targets one token later, on the device; the copy does not wait for the GPU."""
-    both = torch.from_numpy(rows)
-    if device.type == "cuda":
-        both = both.pin_memory().to(device, non_blocking=True)
-    elif device.type != "cpu":
-        both = both.to(device)
-    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
 def val_batches(
@@ -201,6 +221,11 @@ def val_batches(
     if count < world:
         raise DataError(f"{tokens} tokens are too few for a window of {context} on {world} ranks")
     first, last = rank * count // world, (rank + 1) * count // world
-    steps = range(first, last, sequences)
-    rows = (windows.rows(k, min(sequences, last - k), windows.stretch) for k in steps)
-    return (batch(row, torch.device(device)) for row in rows)
+    places = trays(sequences, context, torch.device(device))
+
+    def at(k: int) -> Batch:
+        tray, count = next(places), min(sequences, last - k)
+        windows.read(tray.rows()[:count], k, windows.stretch)
+        return tray.serve(count)
+
+    return (at(k) for k in range(first, last, sequences))

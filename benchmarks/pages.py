@@ -1,0 +1,21 @@
+"""Tables of results in pages of the documentation, between two marks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def filled(page: Path, name: str, table: str) -> str:
+    """The page with the table between its marks."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def markdown(lines: list[list[str]]) -> str:
+    """A table; the first line is its head."""
+    lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
