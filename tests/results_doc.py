@@ -28,8 +28,8 @@ from files with articles one after another, an `<|endoftext|>` line between them
 - The wrapper around Muon, on hidden layers, ends below Muon in the mean of three seeds, as in the
   paper; three seeds do not settle it (p below). Hidden layers alone are better than all layers, as
   in the paper, and that is significant.
-- On all layers the pull does harm at this size, around Muon and around uScion; in the paper it
-  helped both.
+- On all layers the wrapper ends above its base at this size, around Muon and around uScion, in the
+  mean of three seeds, which do not settle it either; in the paper it helped both.
 - The wrapper around uScion, on hidden layers, is better than uScion. Against Scion, which decays,
   there is no difference that three seeds can show.
 """

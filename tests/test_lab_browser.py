@@ -10,6 +10,7 @@ from .lab_runs import NASTY, comparison, fake
 pytest.importorskip("rich")
 
 from sodaopt.lab.report import write_report
+from sodaopt.lab.report.page import asset
 
 # pixels that something was drawn on, counted in a copy: reading the page's own canvas is warned of
 INK = """[...document.querySelectorAll('canvas')].map((canvas) => {
@@ -59,6 +60,20 @@ def test_the_page_in_a_browser(tmp_path, chromium):
     chromium.wait("document.querySelector('#val canvas').clientWidth < 390")
     assert chromium.ask("document.documentElement.scrollWidth") == 390, "nothing sticks out"
     assert chromium.said == []
+
+
+REACH = """(() => { %s
+  return reach({ series: [{}], data: [[...Array(%d).keys()], %s] },
+               { shown: [true], log: { x: false, y: false } }); })()"""
+
+
+def test_a_chart_of_few_points_has_the_first_of_them(tmp_path, chromium):
+    """Else the steep start is left out: one or two points without it would be an empty chart."""
+    chromium.open(write_report([fake(tmp_path)], tmp_path / "report.html", "few"))
+    for losses, start in (([7, 3.5], True), ([7, 4, 3.5], True), ([7, 4, 3.7, 3.5], False)):
+        low, high = chromium.ask(REACH % (asset("curves.js"), len(losses), losses))
+        assert low < 3.5
+        assert (high > 7) == start
 
 
 def _buttons_change_the_chart(chromium):

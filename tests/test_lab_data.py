@@ -246,8 +246,11 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
             (folder / f"{'train' if kind == 'missing' else 'val'}_000000.bin").unlink()
         case "another":
             write_shard(folder / "train_000009.bin", np.arange(50))
-        case "largest":
-            meta["vocab"] = 1000
+        case "ids":
+            path = folder / "train_000000.bin"
+            raw = bytearray(path.read_bytes())
+            raw[-2:] = (60_000).to_bytes(2, "little")
+            path.write_bytes(raw)
         case "vocab":
             meta["vocab"] = 1025
         case "format":
@@ -268,7 +271,7 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
         ("missing", "no shard named like train_"),
         ("no val", "no shard named like val_"),
         ("another", "train_000009.bin: it should have no tokens"),
-        ("largest", "and the vocabulary has 1000 words"),
+        ("ids", "train_000000.bin has the id 60000, and the vocabulary has 1024: prepare"),
         ("vocab", "tokenizer.json has 1024 words, and meta.json says 1025"),
         ("format", "another format than 1"),
         ("bad meta", "meta.json is damaged"),
@@ -285,6 +288,7 @@ def test_what_is_wrong_is_found_on_opening(kind, message, embedded, tmp_path):
     ("name", "message"),
     [
         ("fineweb10B", "not in .* yet; get it with: sodaopt data download fineweb10B 9"),
+        ("proxy", "not in .* yet; make it with: sodaopt data prepare FILES --vocab 8192 --out"),
         ("fineweb10b", "did you mean 'fineweb10B'.*sodaopt data download fineweb10B 9"),
         ("embeded", "did you mean 'embedded'"),
         ("mine2", "did you mean 'mine1'"),

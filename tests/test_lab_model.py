@@ -4,6 +4,7 @@ with the first, and the recurrences of every optimizer written out layer by laye
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -174,7 +175,7 @@ def test_parameters(name: str) -> None:
         assert abs(counted / label - 1) < 0.1
 
 
-@pytest.mark.parametrize("name", ["nano", "small", "proxy", "gpt-64m", "gpt-124m"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_first_loss(name: str) -> None:
     """Projections start at zero: the embedding reaches the head as it is. Depth plays no part."""
     shape = resolve(Job(preset=name, depth=1, context=32), PRESETS[name].vocab or 0).shape
@@ -243,47 +244,55 @@ def sign(mean: Callable[[dict[str, Any], Tensor], Tensor]) -> Update:
     return lambda s, g, k, lr: -lr * 3000 / g.shape[1] * mean(s, g).sign()
 
 
+def lion(s: dict[str, Any], g: Tensor, k: int, lr: float) -> Tensor:
+    u = -lr * (0.9 * s.get("m", 0) + 0.1 * g).sign()
+    s["m"] = 0.99 * s.get("m", 0) + 0.01 * g
+    return u
+
+
 BASES: dict[str, tuple[Update, Update]] = {  # of the hidden layers, of the tied matrix
     "adamw": (adam, adam),
     "muon": (muon, ten_adam),
     "uscion": (spectral(ema), sign(ema)),
     "scion": (spectral(ema), sign(ema)),
     "soda_dagger": (spectral(optimistic), sign(optimistic)),
+    "lion": (lion, lion),
 }
 
 
 class Moved:
-    """One parameter under a wrapper: `at` is where gradients are taken, `out` the method's output.
+    """One parameter under an average: the base moves z, gradients are taken at `at`, and `out` is
+    the method's output. `pull` says which layers are pulled: all, the hidden ones, none."""
 
-    The wrapper moves z, or x, by the base's change u, as in its paper."""
-
-    def __init__(self, wrapper: str, base: str, hidden: bool, p: Tensor) -> None:
-        self.wrapper, self.base, self.hidden = wrapper, base, hidden
+    def __init__(self, average: str, pull: str, base: str, hidden: bool, p: Tensor) -> None:
+        self.average, self.base, self.dagger = average, base, base == "soda_dagger"
+        self.pulled = self.dagger or pull == "soda_all" or (pull == "soda" and hidden)
         self.update, self.memory = BASES[base][0 if hidden else 1], {}
         self.at = self.out = self.z = self.z0 = p
         self.weight = 0.0
 
     def step(self, g: Tensor, k: int, lr: float, warmup: int) -> None:
-        u = self.update(self.memory, g, k, lr)
-        dagger = self.base == "soda_dagger"
-        if dagger or self.wrapper == "soda_all" or (self.wrapper == "soda" and self.hidden):
-            pull = 1 / (k + 2) if k >= warmup or dagger else 0  # a wrapper waits, and counts
-            self.at = self.out = (1 - pull) * self.at + pull * self.z0 + u
-        elif self.base == "scion":
-            self.at = self.out = (1 - lr) * self.at + u
-        elif self.wrapper == "lookahead":
-            self.at = self.at + u
+        self.z = self.moved(self.update(self.memory, g, k, lr), k, lr, warmup)
+        if self.average == "lookahead":
             if (k + 1) % 5 == 0:
-                self.out = self.at = (self.out + self.at) / 2
-        elif self.wrapper in ("schedule_free", "gpa"):
-            self.z = self.z + u
+                self.out = self.z = (self.out + self.z) / 2
+            self.at = self.z
+        elif self.average == "snoo":  # its first outer step would be the 32nd
+            self.at = self.z
+        elif self.average:
             self.memory["top"] = top = max(lr, self.memory.get("top", 0))
             self.weight += top**2
-            c = top**2 / self.weight if self.wrapper == "schedule_free" else 0.003287
+            c = top**2 / self.weight if self.average == "schedule_free" else 0.003287
             self.out = (1 - c) * self.out + c * self.z
             self.at = 0.9 * self.out + 0.1 * self.z
         else:
-            self.at = self.out = self.at + u
+            self.at = self.out = self.z
+
+    def moved(self, u: Tensor, k: int, lr: float, warmup: int) -> Tensor:
+        if self.pulled:
+            pull = 1 / (k + 2) if k >= warmup or self.dagger else 0  # a wrapper waits, and counts
+            return (1 - pull) * self.z + pull * self.z0 + u
+        return ((1 - lr) * self.z if self.base == "scion" else self.z) + u
 
 
 def rate(k: int, warmup: int) -> float:
@@ -293,29 +302,61 @@ def rate(k: int, warmup: int) -> float:
 
 
 NAMES = ["adamw", "muon", "uscion", "scion", "soda_dagger", "soda(adamw)", "soda(muon)",
-         "soda(uscion)", "soda_all(muon)", "schedule_free(adamw)", "gpa(muon)",
-         "lookahead(muon)"]  # fmt: skip
+         "soda(uscion)", "soda(lion)", "soda_all(muon)", "soda_all(uscion)", "lion",
+         "schedule_free(adamw)", "schedule_free(muon)", "gpa(adamw)", "gpa(muon)",
+         "lookahead(muon)", "lookahead(scion)", "gpa(soda_dagger)", "lookahead(soda(muon))",
+         "schedule_free(soda_all(uscion))", "gpa(soda(adamw))", "snoo(muon)"]  # fmt: skip
 
 
 @pytest.mark.parametrize("warm", [None, 0.2])
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_steps(name: str, warm: float | None) -> None:
+    """Of the paper's recipe with every optimizer, in a small model."""
+    settings = {"steps": STEPS, "width": 32, "depth": 2, "head_dim": 8, "context": 16}
+    make = partial(Job, preset="gpt-124m", optimizer=name, warmdown=0.6, **settings)
+    if warm and name.count("(") == 2:
+        with pytest.raises(ValueError, match="begins with the first step: it needs warmup 0"):
+            make(warmup=warm)
+        return
+    job = make(warmup=warm)
+    lr = 2 ** {"adamw": -9, "muon": -11}.get(name.split("(")[-1].rstrip(")"), -12)
+    ten_steps(job, replace(SMALL, activation=1.0), lr, 4 if warm else None)
+
+
+NANO = Shape(1024, 64, 4, 32, 128)
+LR = {"nano": {"adamw": -7, "muon": -9, "scion": -12, "soda_dagger": -11}}
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "scion", "soda_dagger"])
+@pytest.mark.parametrize("at", PRESETS)
+def test_ten_steps_of_presets(at: str, name: str) -> None:
+    """Of every preset: the smallest as it is, the others with the width of one or two heads."""
+    small = Shape(256, 128, 2, 64 if at == "small" else 128, 16)
+    shape = NANO if at == "nano" else small
+    size = {} if at == "nano" else {"width": 128, "depth": 2, "context": 16}
+    job = Job(preset=at, optimizer=name, steps=STEPS, warmdown=0.6, **size)  # type: ignore[arg-type]
+    known = {"adamw": -9, "muon": -11, "scion": -12, "soda_dagger": -12}
+    ten_steps(job, shape, 2 ** LR.get(at, known)[name], rows=1)
+
+
+def ten_steps(job: Job, shape: Shape, lr: float, warmup: int | None = None, rows: int = 3) -> None:
     """The losses of ten steps, and of the method's output after them."""
-    wrapper, _, base = name.rstrip(")").rpartition("(")
-    job = Job(preset="gpt-124m", optimizer=name, steps=STEPS, width=32, depth=2, head_dim=8,
-              context=16, warmdown=0.6, warmup=warm)  # fmt: skip
-    plan = resolve(job, 128)
-    warmup = 4 if warm else 1 if base == "adamw" else 0
-    shape = replace(SMALL, activation=1.0 if base in ("adamw", "muon") else 2.0)
+    *outer, base = job.optimizer.rstrip(")").split("(")
+    pull = next((w for w in outer if w.startswith("soda")), "")
+    average = outer[0] if outer and outer[0] != pull else ""
+    if warmup is None:  # 5 % of the steps for Adam and Lion
+        warmup = 1 if base in ("adamw", "lion") and len(outer) < 2 else 0
+    shape = replace(shape, activation=1.0 if base in ("adamw", "muon", "lion") else 2.0)
+    plan = resolve(job, shape.vocab)
     assert plan.shape == shape
-    assert plan.settings.lr == 2 ** {"adamw": -9, "muon": -11}.get(base, -12)
+    assert plan.settings.lr == lr
 
     gpt = started(shape)
     opt = build(plan.name, gpt, plan.settings)
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, plan.lr_factor)
-    mine = {n: Moved(wrapper, base, n != "head.weight", p) for n, p in weights(gpt).items()}
+    mine = {n: Moved(average, pull, base, n != "head.weight", p) for n, p in weights(gpt).items()}
     for k in range(10):
-        x, y = batch(shape, k)
+        x, y = batch(shape, k, rows)
         loss = gpt(x, y)
         loss.backward()
         opt.step()
@@ -329,7 +370,7 @@ def test_ten_steps(name: str, warm: float | None) -> None:
         for m, g in zip(mine.values(), grads, strict=True):
             m.at = m.at.detach()
             m.step(g, k, plan.settings.lr * rate(k, warmup), warmup)
-    x, y = batch(shape, 99)
+    x, y = batch(shape, 99, rows)
     outputs = {n: m.out for n, m in mine.items()}
     with averaged(opt), torch.no_grad():
         expected = plain_loss(outputs, shape, x, y).item()

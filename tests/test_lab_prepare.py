@@ -164,9 +164,9 @@ def wrong(kind: str, folder: Path) -> list[object]:
             bad = folder / f"bad.txt{kind[4:]}"
             bad.write_bytes(packed[kind[4:]][:-9] if kind[:3] == "cut" else b"plain text")
             return [good, bad]
-        case "not json" | "no text":
-            bad = folder / "bad.jsonl"
-            bad.write_text('{"text": "a"}\n' + ("text\n" if kind == "not json" else '{"a": 1}\n'))
+        case "not json" | "no text" | "half a character":
+            bad, lines = folder / "bad.jsonl", {"not json": "text", "no text": '{"a": 1}'}
+            bad.write_text('{"text": "a"}\n' + lines.get(kind, r'{"text": "\ud800"}'))
             return [bad]
         case "exists" | "other files":
             (folder / "out").mkdir()
@@ -203,6 +203,7 @@ def wrong(kind: str, folder: Path) -> list[object]:
         ("not .zst", "bad.txt.zst is damaged"),
         ("not json", 'bad.jsonl, line 2: not a JSON object with a "text"'),
         ("no text", 'bad.jsonl, line 2: not a JSON object with a "text"'),
+        ("half a character", 'bad.jsonl, line 2: not a JSON object with a "text"'),
         ("exists", "is already there: --force replaces it"),
         ("other files", "holds other files: thesis.tex"),
         ("known", "embedded is the name of a known data set"),

@@ -134,6 +134,23 @@ def test_diverged_runs_are_shown(tmp_path):
     assert all(y is not None for curve in found.data["val"] for y in curve["loss"])
 
 
+def test_what_runs_noted_is_said(tmp_path):
+    """Tokens that were seen again, and what could not be saved."""
+    fake(tmp_path, "muon")
+    for epochs in (1.0, 2.25):
+        run = fake(tmp_path, "adamw", seed=7, wd=epochs)
+        end = (run.folder / FILE).read_text().replace('"epochs": 0.4', f'"epochs": {epochs}')
+        (run.folder / FILE).write_text(end)
+    note = '{"kind": "note", "step": 5, "text": "step 5: it could not be saved"}\n'
+    head, rest = (run.folder / FILE).read_text().split("\n", 1)
+    (run.folder / FILE).write_text(f"{head}\n{note}{note}{rest}")
+    said = text.notes(stats.rows(find([tmp_path])))[-2:]
+    assert said == [
+        "1 of 3 runs saw some tokens more than once, in up to 2.25 epochs.",
+        "1 of 3 runs left a note; adamw wd=2.25, seed 7: step 5: it could not be saved",
+    ]
+
+
 def test_one_run(tmp_path):
     fake(tmp_path, final=3.5)
     said = " ".join(page(tmp_path).text)
@@ -228,6 +245,15 @@ def test_figures(tmp_path):
     assert [path.name for path in files] == names
     assert all(path.stat().st_size > 5000 for path in files)
     assert "soda(muon)" in files[1].read_text() or "<path" in files[1].read_text()
+
+
+@pytest.mark.parametrize(("every", "start"), [(200, True), (100, True), (20, False)])
+def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
+    """Else the steep start is left out: one or two points without it would be an empty chart."""
+    (curve,) = charts.curves(stats.rows([fake(tmp_path, every=every)]), "val")
+    low, high = figures._settled([curve])
+    assert low < min(curve.loss)
+    assert (max(curve.loss) < high) == start
 
 
 # -- words and the terminal -----------------------------------------------------------------------

@@ -4,9 +4,13 @@ fails does not take others with it. The commands from their arguments to their f
 import json
 import math
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +21,13 @@ from rich.console import Console
 
 from sodaopt import cli
 from sodaopt.lab import records, results, sweep, train
-from sodaopt.lab.board import run_rows
+from sodaopt.lab.board import Board, run_rows
 from sodaopt.lab.checkpoint import found
-from sodaopt.lab.commands import Sweep, axis, restore
-from sodaopt.lab.execution import Execution
+from sodaopt.lab.commands import Compare, Sweep, axis, restore
+from sodaopt.lab.execution import NO_MEMORY, Execution
 from sodaopt.lab.job import Common, Job, Plan, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
+from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
 from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
 from sodaopt.lab.sweep import Local, Row, grid, left, rows
@@ -72,10 +77,9 @@ def test_axis(text: str, name: str, values: list[Any]) -> None:
         ("lr=0.3..1", "powers of two"),
         ("lr=0..1", "powers of two"),
         ("lr=-4..-1", "powers of two"),
-        ("lr=1..nan", "powers of two"),
-        ("lr=1..inf", "powers of two"),
+        ("lr=1..nan", "a number such as 0.1 or 2^-11"),
+        ("wd=inf", "a number such as 0.1 or 2^-11"),
         ("steps=1.5", "a whole number"),
-        ("steps=inf", "a whole number"),
         ("steps=0.5..2", "a whole number"),
     ],
 )
@@ -105,6 +109,18 @@ def test_grid() -> None:
 def test_weight_decay_of_those_that_have_one(name: str, axes: set[str]) -> None:
     found = Sweep((name,))._axes(name, {"lr": [0.1], "wd": [0.0, 0.1]})
     assert set(found) == axes
+
+
+def test_an_axis_given_twice_has_the_values_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    def keep(self: Sweep, todo: list[Job], *args: Any) -> int:
+        jobs.extend(todo)
+        return 0
+
+    monkeypatch.setattr(Sweep, "carry_out", keep)
+    Sweep(("muon",), over=("lr=2^-9", "lr=2^-8,2^-9")).run()
+    assert [it.lr for it in jobs] == [2**-9, 2**-8]
 
 
 def test_seeds_of_an_axis_or_of_their_own() -> None:
@@ -210,13 +226,112 @@ def test_any_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @lab
-def test_a_record_that_cannot_be_read() -> None:
-    """Of another format: said for its row, where it would have ended all."""
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "run", "format": 99}\n', "has format 99"),
+        ('{"kind": "ru\n{"kind": "step", "step": 1}\n', "does not begin with a run record"),
+    ],
+)
+def test_a_record_that_cannot_be_read(
+    text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said for its row; the others run, and a report has all that can be read."""
+    bad, good = some(job("muon"), job("adamw"))
+    bad.folder.mkdir(parents=True)
+    (bad.folder / records.FILE).write_text(text)
+    arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "1", "--workers", "1",
+                 "--threads", "1", "--out", "out"]  # fmt: skip
+    assert cli.main(arguments) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{bad.folder / records.FILE} {words}" in out
+    assert "1 of 2 runs are not done" in out
+    assert good.run().finished  # type: ignore[union-attr]
+    assert cli.main(["report", "out"]) == 0
+    assert f"skipped: {bad.folder / records.FILE} {words}" in capsys.readouterr().out
+
+
+@lab
+def test_what_a_run_noted_is_said_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that it saw its data again: a worker has no progress of its own to say it."""
     (row,) = some(job("muon"))
-    row.folder.mkdir(parents=True)
-    (row.folder / records.FILE).write_text('{"kind": "run", "format": 99}\n')
-    (outcome,) = Local(1)([row])
-    assert "format 99" in outcome.error
+    writer = records.Writer(row.folder)
+    writer.write("run", format=records.FORMAT, job={})
+    for _ in range(2):  # again, after a stop
+        writer.write("note", step=3, text="step 3: [it] could not be saved")
+    writer.write("end", step=6, status=records.FINISHED, val_loss=4.0, seconds=1.0, epochs=2.5)
+    writer.close()
+    board = Board(Console(), [row], 0)
+    board.end(sweep.Outcome(row, row.run()))
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "[1/1] muon, seed 0: validation loss 4.0000 (0:01)",
+        "  step 3: [it] could not be saved",
+        "  it saw some tokens more than once, in 2.5 epochs",
+    ]
+
+
+def test_each_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count, names in ((1, ["auto"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert [Execution().placed(slot).device for slot in range(3)] == names
+        assert Execution(device="cuda:0").placed(1).device == "cuda:0"
+        assert Compare(("muon",))._placed(9)[0] == count
+    seen = []
+    monkeypatch.setattr(sweep, "_worker", lambda: Recorder(seen))
+    found = some(job("muon"), job("adamw"))
+    assert len(list(Local(2)(found))) == 2
+    assert sorted(Row.parse(text).execution.device for text in seen) == ["cuda:0", "cuda:1"]
+
+
+class Recorder:
+    """A worker that is only asked."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def submit(self, call: Any, text: str) -> Future[str]:
+        self.seen.append(text)
+        future: Future[str] = Future()
+        future.set_result("")
+        return future
+
+    def shutdown(self, wait: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("mps", "'mps' is not supported: use cpu, cuda or cuda:1"),
+        ("meta", "'meta' is not supported"),
+        ("cuda:2", "there is no cuda:2: use cuda:0 to cuda:1"),
+        ("gpu", "no such device: 'gpu'"),
+    ],
+)
+def test_devices_that_are_not(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        Execution(device=device)
+
+
+def no_memory(*args: Any, **how: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
+
+
+@lab
+def test_a_gpu_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = some(job("muon"))
+    monkeypatch.setattr(train, "train", no_memory)
+    monkeypatch.setattr("sodaopt.lab.commands.train", no_memory)
+    assert sweep.work(row.text()) == NO_MEMORY
+    assert cli.main(["train", *flags()]) == 2
+    assert capsys.readouterr().err == f"sodaopt: {NO_MEMORY}\n"
+    assert "--micro-batch" in NO_MEMORY
 
 
 def sweeping(*more: str, steps: int = 6, workers: int = 2, prepare: Any = None) -> Command:
@@ -277,15 +392,16 @@ def begun() -> list[Path]:
 
 
 @lab
-@pytest.mark.parametrize("group", [True, False])
-def test_an_interrupted_sweep(group: bool) -> None:
-    """Ctrl-C: what runs is saved, what waits is not begun. A sweep that is killed alone leaves no
-    worker behind: they save their rows too."""
+@pytest.mark.parametrize("how", ["group", "alone", "killed"])
+def test_an_interrupted_sweep(how: str) -> None:
+    """Ctrl-C: what runs is saved, what waits is not begun; also where the signal reaches the sweep
+    alone. One that is killed leaves no worker behind: they save their rows too."""
     long = "--eval-every", "50000", "--log-every", "1"
     command = sweeping(*long, steps=100_000)
     command.until(lambda: len(begun()) == 2)
-    if group:
-        command.signal(signal.SIGINT)
+    if how != "killed":
+        assert command.process.pid
+        (os.killpg if how == "group" else os.kill)(command.process.pid, signal.SIGINT)
         assert command.end() == 130, command.output
         assert "the same command goes on" in command.output
     else:
@@ -307,6 +423,30 @@ def test_an_interrupted_sweep(group: bool) -> None:
     assert command.end() == 130
     for folder, step in saved.items():
         assert lines(folder, "run")[1]["resumed"] == step
+
+
+def spawns() -> None:
+    """As outside of tests: workers take seconds to start."""
+    sweep.START = "spawn"
+    began = sweep.ProcessPoolExecutor.submit
+
+    def submit(self: Any, *args: Any) -> Any:
+        future = began(self, *args)
+        Path("started").touch()
+        return future
+
+    sweep.ProcessPoolExecutor.submit = submit  # type: ignore[method-assign,assignment]
+
+
+@lab
+def test_a_sweep_interrupted_while_its_workers_start() -> None:
+    command = sweeping(workers=1, prepare=spawns)
+    command.until(Path("started").exists)
+    time.sleep(0.5)  # it imports what it needs
+    command.signal(signal.SIGINT)
+    assert command.end() == 130, command.output
+    assert command.output == "stopped: the same command goes on\n"
+    assert not begun()
 
 
 @lab
@@ -347,12 +487,17 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "muon", "soda(muon)", "--wd", "0.1"], "soda(muon) has no weight decay"),
         (["compare", "muon", "--workers", "0"], "workers must be at least 1"),
         (["compare", "muon", "--seeds", "0"], "at least one seed"),
+        (["compare", "muon", "--wd", "nan"], "a number such as 0.1 or 2^-11 is needed"),
+        (["compare", "muon", "--preset", "Nanoo"], "did you mean 'nano'"),
+        (["train", "--preset", "GPT-1B"], "did you mean 'gpt-1b'"),
+        (["sweep", "muon", "--seeds"], "at least one seed, such as --seeds 0 1"),
         (["sweep", "muon", "--over", "rate=1"], "SETTING=VALUE"),
         (["sweep"], "at least one optimizer"),
         (["sample", "nothing"], "nothing"),
         (["sample", ".", "--tokens", "0"], "must be at least 1"),
         (["reproduce", "table-layer"], "did you mean 'table-layers'"),
         (["reproduce", "table-layers", "--seeds", "0"], "seeds must be at least 1"),
+        (["reproduce", "table-layers", "--workers", "0"], "workers must be at least 1"),
         (["report", "nothing"], "nothing"),
     ],
 )
@@ -362,6 +507,69 @@ def test_wrong_commands(
     assert exit_code(arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not OUT.exists()
+
+
+@lab
+def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """`sodaopt report` makes the page that is there: its order, its baseline and its title."""
+
+    def compare(*names: str) -> str:
+        arguments = ["compare", *names, *flags(steps=2), "--seeds", "1", "--out", "out",
+                     "--workers", "1", "--threads", "1"]  # fmt: skip
+        assert cli.main(arguments) == 0
+        return (OUT / "report.html").read_text()
+
+    def report() -> str:
+        capsys.readouterr()
+        assert cli.main(["report", "out"]) == 0
+        return (OUT / "report.html").read_text()
+
+    page = compare("soda(muon)", "muon")
+    assert "<title>soda(muon) vs muon</title>" in page
+    assert report() == page
+    assert "adamw" in compare("muon", "adamw")
+    page = report()  # of all that the folder holds, in the order of the last comparison
+    assert "<title>out</title>" in page
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "finished" in line]
+    assert names == ["muon", "adamw", "soda(muon)"]
+    (OUT / "report.json").write_text("{")
+    assert "<title>out</title>" in report()
+
+
+@lab
+def test_a_power_of_two_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in (["--lr", "2^-11"], ["--lr=2**-11"], ["--lr", "0.00048828125"]):
+        assert cli.main(["train", "--optimizer", "muon", *flag, "--dry-run"]) == 0
+        assert "muon, lr 0.0004883:" in capsys.readouterr().out
+
+
+@lab
+def test_a_run_that_diverged_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "--optimizer", "adamw", "--lr", "1e30", *flags(warmup=0), "--out", "a"]
+    assert cli.main(arguments) == 1
+    assert capsys.readouterr().out.count("diverged: the ") == 1
+    assert cli.main(arguments) == 1
+    assert "a has ended before: diverged: the " in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves() -> None:
+    """`sodaopt reproduce --list | head -1` ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sodaopt.cli", "reproduce", "--list"]
+    where = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=where, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0.5, "0.5"), (999, "999"), (999.9, "1k"), (12345, "12.3k"), (2.6e9, "2.6G"),
+     (1.81e12, "1.81T"), (1.86e18, "1.86E")],
+)  # fmt: skip
+def test_short_numbers(n: float, text: str) -> None:
+    assert short(n) == text
 
 
 @lab
@@ -484,7 +692,15 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = results.read(folder / "results.json")
     assert results.markdown(numbers) in out
     assert (folder / "report.html").exists()
+    typed = shlex.split(numbers["command"])
+    assert typed[:5] == ["sodaopt", "reproduce", "table-layers", "--scale", "proxy"]
+    assert set(arguments) <= set(typed)
+    capsys.readouterr()
+    assert cli.main([*typed[1:], "--dry-run"]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert [Row.parse(line).job for line in again] == planned
     columns = [cell.column for cell in STUDIES["table-layers"].cells]
+    assert {cell["row"] for cell in numbers["cells"]} == {"0.000426x"}
     assert [cell["column"] for cell in numbers["cells"]] == columns
     for cell, it in zip(numbers["cells"], planned, strict=False):
         assert len(cell["losses"]) == 2
@@ -511,6 +727,7 @@ def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     assert min(tried) < best(finite) < max(tried)
     assert [cell["lr"] for cell in numbers["cells"]] == [best(finite)] * 2
     assert [cell["steps"] for cell in numbers["cells"]] == [2, 2]
+    assert [cell["row"] for cell in numbers["cells"]] == ["0.000142x"] * 2
 
 
 @lab
@@ -569,7 +786,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_a_job(name: str) -> None:
-    assert str(parse(name)) == name.replace("(scion)", "(uscion)")  # the wrapper is its pull
+    assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
     assert isinstance(resolve(Job(optimizer=name), VOCAB), Plan)
 

@@ -248,12 +248,50 @@ def test_full_disk() -> None:
     assert losses(A) == losses(B)
 
 
-def test_full_disk_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+DAMAGES = {
+    "cut": lambda raw: raw[:5000],
+    "empty": lambda raw: b"",
+    "noise": lambda raw: random.Random(0).randbytes(len(raw)),
+    "one bit": lambda raw: raw[: len(raw) // 2] + bytes([raw[len(raw) // 2] ^ 1])
+    + raw[len(raw) // 2 + 1 :],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint(damage: str) -> None:
+    """The one before it is taken, and the run is what it would have been."""
+    it, often, said = job("soda(adamw)"), Execution(checkpoint_every=1), Said()
+    train.train(it, A)
+    train.train(it, B, often, stop=after(4))
+    older, newest = found(B / "checkpoints")
+    newest.write_bytes(DAMAGES[damage](newest.read_bytes()))
+    assert train.train(it, B, often, said).finished
+    assert f"{newest} is damaged" in said.texts[0]
+    assert f"going on from step 3 ({older})" in said.texts[1]
+    assert losses(A) == losses(B)
+    assert same_weights(A, B)
+
+
+def test_damaged_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    train.train(job(), B, Execution(checkpoint_every=1), stop=after(4))
+    for path in found(B / "checkpoints"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match="all checkpoints in b/checkpoints are damaged: remove it"):
+        train.train(job(), B)
+    train.train(job(), A)
+    (A / WEIGHTS).write_bytes(b"PK")
+    assert cli.main(["sample", "a"]) == 2
+    assert "a/weights.pt is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_full_disk_at_the_end(saved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last checkpoint has the model; without one, the run is not done."""
+
     def full(value: Any, file: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    said = Said()
-    ordinary = checkpoint.save
+    said, ordinary, there = Said(), checkpoint.save, torch.save
 
     def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         path = ordinary(folder, step, state)
@@ -261,10 +299,35 @@ def test_full_disk_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         return path
 
     monkeypatch.setattr(checkpoint, "save", save)
-    run = train.train(job(), A, Execution(checkpoint_every=4), said)
-    assert run.finished
-    assert [p.name for p in found(A / "checkpoints")] == ["step-00000004.pt"]
-    assert "No space left on device" in said.texts[-1]
+    if not saved:
+        monkeypatch.setattr(torch, "save", full)
+    run = train.train(job(), A, Execution(checkpoint_every=4 if saved else 99), said)
+    assert run.finished == saved
+    assert [p.name for p in found(A / "checkpoints")] == ["step-00000004.pt"] * saved
+    assert any("No space left on device" in text for text in said.texts)
+    assert [note["text"] for note in lines(A, "note")] == said.texts[: 1 if saved else -1]
+    if not saved:
+        assert "nothing of the run is saved: make room and run it again" in said.texts[-1]
+        monkeypatch.setattr(torch, "save", there)
+        assert train.train(job(), A).finished
+
+
+def test_no_room_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of 3 steps, and no line after them."""
+    ordinary = records.Writer.write
+
+    def write(self: records.Writer, kind: str, **values: Any) -> None:
+        if kind == "step" and values["step"] == 4:
+            self.file.close()
+            self.file = Path("/dev/full").open("a")  # noqa: SIM115
+        ordinary(self, kind, **values)
+
+    monkeypatch.setattr(records.Writer, "write", write)
+    every = Execution(checkpoint_every=1, log_every=1)
+    with pytest.raises(OSError, match=r"No space left .* goes on from its last .*'a/run.jsonl'"):
+        train.train(job(), A, every)
+    monkeypatch.setattr(records.Writer, "write", ordinary)
+    assert train.train(job(), A, every).finished
 
 
 @pytest.mark.parametrize(
@@ -445,14 +508,14 @@ REFUSED = [
     (["--steps", "5", "--horizon", "1x"], "steps or a horizon, not both"),
     (["--horizon", "four"], "a positive multiple of Chinchilla"),
     (["--lr", "0"], "lr must be positive"),
-    (["--lr", "inf"], "lr must be positive"),
+    (["--lr", "inf"], "a number such as 0.1 or 2^-11 is needed"),
     (["--optimizer", "muon", "--z0", "zero"], "z0 is for anchored optimizers"),
     (["--optimizer", "soda(muon)", "--z0", "one"], "unknown z0"),
     (["--optimizer", "soda(muon)", "--fade", "0.9", "0.5"], "fade is two parts of the run"),
     (["--optimizer", "adamw", "--alpha", "0.1"], "alpha and alpha_bar are for"),
     (["--device", "cuda"], "no CUDA device"),
     (["--device", "abacus"], "no such device"),
-    (["--seed", "-1"], "seed must not be negative"),
+    (["--seed", "-1"], "seed must be in 0..2^63-1"),
     (["--batch", "0"], "batch must be at least 1"),
     (["--micro-batch", "0"], "micro_batch must be at least 1"),
     (["--warmup", "2"], "warmup is a part of the run"),
@@ -485,6 +548,20 @@ def test_another_job_in_the_folder() -> None:
     train.train(job("muon", lr=0.01), A)
     with pytest.raises(train.Refused, match=r"another run \(lr 0.01 -> 0.02, seed 0 -> 1\)"):
         train.train(job("muon", lr=0.02, seed=1), A)
+
+
+def test_other_data_of_the_same_name() -> None:
+    """A finished run is not the run of data that were made anew."""
+    texts = [Path(f"{word}.txt") for word in ("whale", "people")]
+    for text in texts:
+        text.write_text(f"The {text.stem} of the sea. " * 400)
+    for text, more in zip(texts, ([], ["--force"]), strict=True):
+        made = ["--vocab", "300", "--val-fraction", "0.3", "--out", "mine", *more]
+        assert cli.main(["data", "prepare", str(text), *made]) == 0
+        if not more:
+            assert train.train(job(data="mine"), A).finished
+    with pytest.raises(train.Refused, match="holds a run on other data than mine has now"):
+        train.train(job(data="mine"), A)
 
 
 def test_two_processes_in_one_folder() -> None:

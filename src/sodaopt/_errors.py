@@ -9,8 +9,9 @@ from difflib import get_close_matches
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """`unknown row 'adamm'; did you mean 'adam'?`, else the whole list."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    folded = {n.casefold(): n for n in names}
+    near = get_close_matches(str(name).casefold(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

@@ -8,10 +8,12 @@ no more than it uses, and `import sodaopt` nothing of this.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from ._errors import unknown
 
@@ -44,7 +46,19 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; its exit code, 2 where it was called wrongly."""
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # of `| head`: nobody reads on, also not at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0 if args else 2
@@ -62,15 +76,38 @@ def _call(name: str, args: list[str]) -> int:
         import tyro
 
         config = getattr(import_module(command.module), command.name)
-        return int(tyro.cli(config, prog=f"sodaopt {name}", args=args).run())
+        return int(tyro.cli(config, prog=f"sodaopt {name}", args=args, registry=_rules()).run())
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("sodaopt"):  # not the user's to install
             raise
         return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as e:  # what was asked for cannot be; the message says why
         return _fail(str(e))
-    except KeyboardInterrupt:
-        return 130
+
+
+def _rules() -> Any:
+    """How arguments are read: a number may be written as 2^-11."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    from .lab.labels import number
+
+    rules = ConstructorRegistry()
+
+    @rules.primitive_rule
+    def _(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+        if info.type is not float:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT",
+            instance_from_str=lambda words: number(words[0]),
+            is_instance=lambda x: isinstance(x, float | int),
+            str_from_instance=lambda x: [str(x)],
+        )
+
+    return rules
 
 
 def _fail(message: str) -> int:

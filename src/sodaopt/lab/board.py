@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import records
+from . import records, stats
 from .progress import clock
 from .sweep import Executor, Local, Outcome, Row
 
@@ -59,12 +59,13 @@ class Board:
             if row.folder in self.tasks:
                 self.bars.remove_task(self.tasks.pop(row.folder))
             self.bars.update(self.overall, completed=self.ended, description=self._count())
-        say = self.bars.console.print if self.bars is not None else self.console.print
-        say(
-            f"[{self.ended}/{self.total}] {label(row)}: {_ended(outcome)}",
-            markup=False,
-            highlight=False,
-        )
+        self._say(f"[{self.ended}/{self.total}] {label(row)}: {_ended(outcome)}")
+        for note in _notes(outcome):
+            self._say(f"  {note}")
+
+    def _say(self, text: str) -> None:
+        console = self.bars.console if self.bars is not None else self.console
+        console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         if self.bars is not None:
@@ -119,6 +120,16 @@ def _ended(outcome: Outcome) -> str:
     if run.finished:
         return f"validation loss {run.end['val_loss']:.4f} ({clock(run.end['seconds'])})"
     return str(run.end.get("reason", run.end["status"]))
+
+
+def _notes(outcome: Outcome) -> list[str]:
+    """What a run would have said if it had been alone."""
+    run = outcome.run
+    if run is None:
+        return []
+    seen = stats.epochs(run)
+    again = [f"it saw some tokens more than once, in {seen:.3g} epochs"] if seen > 1 else []
+    return stats.notes(run) + again
 
 
 def _last(folder: Path) -> records.Record | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ class SaveError(RuntimeError):
     """A checkpoint could not be written; the earlier ones are as they were."""
 
 
+class Damaged(ValueError):
+    """A checkpoint that cannot be read."""
+
+
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write folder/step-N.pt and drop all but the last two."""
     path = folder / f"step-{step:08d}.pt"
@@ -28,16 +34,17 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 def write(path: Path, value: Any) -> None:
     """All of it under its name, or nothing: written beside, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except (OSError, RuntimeError) as e:  # torch's writer turns a full disk into a RuntimeError
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise SaveError(f"{path} could not be saved ({_reason(e)})") from e
 
 
@@ -80,4 +87,14 @@ def tidy(*folders: Path) -> None:
 
 
 def load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    """What was written, checked by the sums that the file has of all its parts."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            part = file.testzip()
+        if part is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as e:  # whatever the bytes there may lead to
+        raise Damaged(f"{path} is damaged ({type(e).__name__})") from e
+    raise Damaged(f"{path} is damaged (in {part})")

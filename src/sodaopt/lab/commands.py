@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,8 +16,9 @@ from . import records
 from .board import console, run_rows
 from .checkpoint import FOLDER, WEIGHTS, found, load
 from .data import open_data
-from .execution import Execution
+from .execution import NO_MEMORY, Execution
 from .job import Common, Job, Plan, resolve
+from .labels import number
 from .model import GPT
 from .optimizers import averaged, build, parse
 from .progress import progress, short
@@ -53,10 +53,17 @@ class Train:
             print(describe(plan))
         if self.dry_run:
             return 0
-        shown = progress(plan.steps) if lone else None
-        run = train(self.job, folder, self.execution, shown)
+        before = records.begun(folder) if lone else None
+        done = before is not None and before.done
+        shown = progress(plan.steps) if lone and not done else None
+        try:
+            run = train(self.job, folder, self.execution, shown)
+        except torch.OutOfMemoryError:
+            raise ValueError(NO_MEMORY) from None
         if not lone:
             return 0
+        if done and not run.finished:
+            print(f"{folder} has ended before: {(run.end or {}).get('reason', DIVERGED)}")
         return self._report(run, folder)
 
     def _report(self, run: Run, folder: Path) -> int:
@@ -91,7 +98,7 @@ class Many:
     common: Annotated[Common, Flat] = field(default_factory=Common)
     execution: Annotated[Execution, Flat] = field(default_factory=Execution)
     workers: int | None = None
-    """Processes that run at a time: by default one for each CPU core, or one on a GPU."""
+    """Processes that run at a time: by default one for each CPU core, or one for each GPU."""
     out: Path | None = None
     """Where the runs and report.html go: runs/NAME."""
     title: str = ""
@@ -113,7 +120,8 @@ class Many:
         if any(run.of("val") for run in runs):
             board.print(comparison_table(runs))
             board.print(
-                f"report: {write_report(runs, out / 'report.html', title)}", highlight=False
+                f"report: {write_report(runs, out / 'report.html', title, keep=True)}",
+                highlight=False,
             )
         errors = [o for o in failed if o.error]
         if failed:
@@ -124,7 +132,8 @@ class Many:
         """How many at a time, and the threads of each."""
         cpu = self.execution.target().type == "cpu"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        workers = self.workers or (min(cores, count) if cpu else 1)
+        most = cores if cpu else max(1, self.execution.gpus())
+        workers = self.workers or min(most, count)
         threads = self.execution.threads or (max(1, cores // workers) if cpu else None)
         return workers, replace(self.execution, threads=threads)
 
@@ -165,7 +174,11 @@ class Sweep(Many):
     def run(self) -> int:
         if not self.optimizers:
             raise ValueError("name at least one optimizer, such as muon")
-        over = dict(axis(text) for text in self.over)
+        if not self.seeds:
+            raise ValueError("name at least one seed, such as --seeds 0 1")
+        over: dict[str, list[Any]] = {}
+        for name, values in map(axis, self.over):
+            over[name] = list(dict.fromkeys([*over.get(name, []), *values]))
         jobs = [
             job
             for name in self.optimizers
@@ -216,15 +229,6 @@ def _value(kind: str, text: str) -> Any:
     if not value.is_integer():
         raise ValueError(f"a whole number is needed, got {text!r}")
     return int(value)
-
-
-def number(text: str) -> float:
-    """0.1, 1e-3, 2^-11 or 2**-11"""
-    found = re.fullmatch(r"\s*2(?:\^|\*\*)\(?(-?\d+)\)?\s*", text)
-    try:
-        return 2.0 ** int(found[1]) if found else float(text)
-    except (ValueError, OverflowError):
-        raise ValueError(f"a number such as 0.1 or 2^-11 is needed, got {text!r}") from None
 
 
 @dataclass

@@ -47,7 +47,9 @@ def peak(device: torch.device) -> float | None:
 
 
 def git() -> dict[str, Any]:
-    """The commit of this source, and whether files differ from it; empty outside a checkout."""
+    """The commit of this source, and whether files differ from it. Where the source was copied
+    without its history, the commit that SODAOPT_COMMIT names; else empty."""
+    copied = {"commit": name} if (name := os.environ.get("SODAOPT_COMMIT")) else {}
     here = Path(__file__).resolve().parent
 
     def ask(*args: str) -> str:
@@ -58,8 +60,8 @@ def git() -> dict[str, Any]:
 
     try:
         if not ask("ls-files", "--", Path(__file__).name):  # somebody else's repository
-            return {}
+            return copied
         dirty = ask("status", "--porcelain", "--untracked-files=no")
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(dirty)}
     except (OSError, subprocess.SubprocessError):
-        return {}
+        return copied

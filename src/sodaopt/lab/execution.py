@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from .model import Shape
+
+NO_MEMORY = "the GPU has too little memory: use a smaller --micro-batch"
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,22 @@ class Execution:
             device = torch.device(self.device)
         except RuntimeError as e:
             raise ValueError(f"no such device: {self.device!r}; use cpu, cuda or cuda:1") from e
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device {self.device!r} is not supported: use cpu, cuda or cuda:1")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("this torch finds no CUDA device: use --device cpu")
+        if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+            raise ValueError(f"there is no {self.device}: use cuda:0 to cuda:{count - 1}")
         return device
+
+    def gpus(self) -> int:
+        """How many this may choose from."""
+        return torch.cuda.device_count() if self.device == "auto" else 0
+
+    def placed(self, slot: int) -> Execution:
+        """For one of several workers: where there are several GPUs, each takes its own."""
+        count = self.gpus()
+        return replace(self, device=f"cuda:{slot % count}") if count > 1 else self
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         bf16 = device.type == "cuda" if self.precision == "auto" else self.precision == "bf16"
@@ -115,11 +130,11 @@ class World:
 
 def world(device: torch.device) -> World:
     """Join the other processes, if torchrun started several."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return World()
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     return World(dist.get_rank(), size)

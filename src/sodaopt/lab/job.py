@@ -120,7 +120,7 @@ class Job(Common):
     """One training run."""
 
     optimizer: str = "soda_dagger"
-    """muon, adamw, scion, uscion, soda_dagger, lion; soda(muon), gpa(muon) and the like."""
+    """muon, adamw, scion, uscion, soda_dagger, lion; soda(muon), gpa(soda(muon)) and the like."""
     seed: int = 0
     """Of the initial weights and of the order of the data."""
 
@@ -135,8 +135,8 @@ class Job(Common):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} is a part of the run, between 0 and 1, got {value}")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in 0..2^63-1, got {self.seed}")
         resolve(self, 2)  # whatever cannot be is refused now, before data are read
 
     @property
@@ -211,7 +211,7 @@ def resolve(job: Job, vocab: int) -> Plan:
     )
     batch = _or(job.batch, p.batch)
     steps, warmdown = _length(job, p, shape, batch)
-    warmup = round(_or(job.warmup, name.spec.warmup) * steps)
+    warmup = round(_or(job.warmup, name.warmup) * steps)
     lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, name.spec.lr)))
     settings = Settings(lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade)
     check(name, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,18 @@ def value(x: Any) -> str:
             return f"2^{exponent - 1}"
         return str(int(x)) if x == int(x) and abs(x) < 1e15 else repr(x)
     return x if isinstance(x, str) else json.dumps(x, default=str)
+
+
+def number(text: str) -> float:
+    """0.1, 1e-3, 2^-11 or 2**-11"""
+    found = re.fullmatch(r"\s*2(?:\^|\*\*)\(?(-?\d+)\)?\s*", text)
+    try:
+        x = 2.0 ** int(found[1]) if found else float(text)
+    except (ValueError, OverflowError):
+        x = math.nan
+    if not math.isfinite(x):
+        raise ValueError(f"a number such as 0.1 or 2^-11 is needed, got {text!r}")
+    return x
 
 
 def variant(job: Record, without: Collection[str] = ()) -> Record:

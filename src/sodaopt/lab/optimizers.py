@@ -1,6 +1,6 @@
 """Optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
 
-muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(muon)
+muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(soda(muon))
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..anchors import Anchor
 from ..averages import GPA, SNOO, Lookahead, ScheduleFree
 from ..groups import param_groups
 from ..method import Method
-from ..recipes import Rule, rule_of, rules
-from ..roles import MATRICES
+from ..recipes import Rule, rule_of, rules, soda
+from ..roles import MATRICES, ROLES
 from ..schedules import first
 from ..template import SODA
 from ..wrapper import SODAWrapper
@@ -59,16 +59,18 @@ AVERAGED: dict[str, Callable[[Optimizer], Optimizer]] = {
     "lookahead": Lookahead,
     "snoo": SNOO,
 }
-NAMES = (
-    *BASES,
-    *(f"{w}({b})" for w in (*ANCHORED, *AVERAGED) for b in BASES if b != "soda_dagger"),
-)
+_PULLED = (*BASES, *(f"{pull}({b})" for pull in ANCHORED for b in BASES if b != "soda_dagger"))
+NAMES = (*_PULLED, *(f"{average}({inner})" for average in AVERAGED for inner in _PULLED))
 
 
 class Name(NamedTuple):
-    """A parsed name: soda(muon) is ("soda", "muon")."""
+    """A parsed name: soda(muon) is ("soda", None, "muon"), gpa(soda(muon)) ("gpa", "soda", "muon").
+
+    In an average, the pull is in the rows of the base: a wrapper goes around no other one.
+    """
 
     wrapper: str | None
+    pull: str | None
     base: str
 
     @property
@@ -76,26 +78,29 @@ class Name(NamedTuple):
         return BASES[self.base]
 
     @property
+    def warmup(self) -> float:
+        """Part of the run over which the learning rate rises; in rows the pull waits for none."""
+        return 0.0 if self.pull else self.spec.warmup
+
+    @property
     def anchored(self) -> bool:
-        return self.wrapper in ANCHORED or self.base == "soda_dagger"
+        return self.wrapper in ANCHORED or bool(self.pull) or self.base == "soda_dagger"
 
     def __str__(self) -> str:
-        return f"{self.wrapper}({self.base})" if self.wrapper else self.base
+        inner = f"{self.pull}({self.base})" if self.pull else self.base
+        return f"{self.wrapper}({inner})" if self.wrapper else inner
 
 
 def parse(text: str) -> Name:
     """A name as people write it: SODA(Muon) and soda(muon) are the same."""
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
-    found = re.fullmatch(r"(?:(\w+)\()?(\w+)\)?", plain)
-    wrapper, base = (
-        (ALIASES.get(part or "", part) for part in found.groups()) if found else ("", "")
-    )
-    if wrapper and base == "scion":
-        base = "uscion"  # its constraint is a pull to the origin: a wrapper takes its place
-    name = Name(wrapper, base or "")
-    known = {"adam": "adamw"} | {n: n for n in NAMES}
-    if str(name) not in known or plain.count("(") != plain.count(")"):
-        raise ValueError(unknown("optimizer", text, known))
+    *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
+    if base == "scion" and outer and outer[-1] in ANCHORED:
+        base = "uscion"  # its constraint is a pull to the origin: the wrapper's takes its place
+    name = Name(outer[0] if outer else None, outer[1] if len(outer) > 1 else None, base)
+    whole = plain.endswith(")" * len(outer)) and plain.count(")") == len(outer) < 3
+    if not whole or str(name) not in NAMES:
+        raise ValueError(unknown("optimizer", text, ("adam", *NAMES)))
     return name
 
 
@@ -117,15 +122,17 @@ def check(name: Name, s: Settings) -> None:
     """Refuse combinations that mean nothing, before any data are read."""
     if not 0 < s.lr < math.inf:
         raise ValueError(f"lr must be positive, got {s.lr}")
-    if s.wd < 0:
+    if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
     if s.wd and (name.anchored or not name.spec.decays):
         why = "the pull takes its place" if name.anchored else "its own pull is lr"
         raise ValueError(f"{name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):
         raise ValueError(unknown("z0", s.z0, ("init", "zero")))
-    if s.z0 != "init" and not name.anchored:
+    if s.z0 != "init" and (name.pull or not name.anchored):
         raise ValueError(f"z0 is for anchored optimizers such as soda(muon), not {name}")
+    if name.pull and s.warmup_steps:
+        raise ValueError(f"the pull in {name} begins with the first step: it needs warmup 0")
     if s.fade and name.wrapper not in ANCHORED:
         raise ValueError(
             f"fade is for the wrapper, as in soda(muon) or soda_all(uscion), not {name}"
@@ -166,7 +173,10 @@ def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
     if name.base in SPECTRAL:
         recipe = {role: _tuned(rule, name, s) for role, rule in recipe.items()}
     found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
-    return recipe | {role: _decayed(rule, s.wd) for role, rule in found.items()}
+    recipe |= {role: _decayed(rule, s.wd) for role, rule in found.items()}
+    if name.pull:
+        return soda(recipe, MATRICES if name.pull == "soda" else tuple(ROLES))
+    return recipe
 
 
 def _decayed(rule: Rule, wd: float) -> Rule:
@@ -195,7 +205,7 @@ class Origin(Anchor):
     apart: ClassVar[bool] = True
 
     def take(self, p: Tensor, first: bool) -> Tensor:
-        return torch.zeros((), dtype=p.dtype, device=p.device)
+        return torch.zeros((), dtype=p.dtype, device="meta" if p.is_meta else "cpu")
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
         return kept

@@ -87,10 +87,8 @@ def describe(record: dict[str, Any]) -> str:
 
 def short(n: float) -> str:
     """12345 -> 12.3k"""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if n >= size:
-            return f"{n / size:.3g}{letter}"
-    return f"{n:.3g}"
+    power = sum(n >= 0.9995 * 1000.0**k for k in range(1, 7))
+    return f"{n / 1000**power:.3g}{' kMGTPE'[power].strip()}"
 
 
 def clock(seconds: float) -> str:

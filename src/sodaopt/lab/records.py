@@ -5,6 +5,7 @@
     {"kind": "run", "job": {...}, "model": {...}, "environment": {...}, "git": {...}, ...}
     {"kind": "step", "step": 10, "loss": 6.1, "lr": 0.001, "tokens": 20480, "seconds": 1.4, ...}
     {"kind": "val", "step": 50, "loss": 5.2, "tokens": 102400, "seconds": 7.2}
+    {"kind": "note", "step": 150, "text": "step 150: ... could not be saved ..."}
     {"kind": "sample", "step": 200, "prompt": "The", "text": "The people of ..."}
     {"kind": "end", "step": 200, "status": "finished", "val_loss": 4.3, "seconds": 30.1, ...}
 
@@ -17,7 +18,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +38,7 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        self.path = path = folder / FILE
         torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
         self.file: TextIO = path.open("a", encoding="utf-8")
         if torn:
@@ -45,11 +47,18 @@ class Writer:
     def write(self, kind: str, **values: Any) -> None:
         """One line, on disk when this returns as far as a killed process is concerned."""
         line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
-        self.file.write(line + "\n")
-        self.file.flush()
+        try:
+            self.file.write(line + "\n")
+            self.file.flush()
+        except OSError as e:
+            raise OSError(
+                e.errno, f"{e.strerror}: what a run does must be written down; make room and run "
+                "it again, it goes on from its last checkpoint", str(self.path)
+            ) from e  # fmt: skip
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # what did not fit has been said
+            self.file.close()
 
 
 def _plain(value: Any) -> Any:
@@ -133,8 +142,11 @@ def _parsed(line: bytes) -> Record | None:
     return record if isinstance(record, dict) and "kind" in record else None
 
 
-def find(paths: Iterable[Path]) -> list[Run]:
-    """Every run in or under these folders, in order of their paths."""
+def find(paths: Iterable[Path], skip: Callable[[str], None] | None = None) -> list[Run]:
+    """Every run in or under these folders, in order of their paths.
+
+    skip: told of one that cannot be read; without it, that is an error.
+    """
     runs: dict[Path, Run] = {}
     for path in paths:
         if not path.exists():
@@ -142,8 +154,13 @@ def find(paths: Iterable[Path]) -> list[Run]:
             raise FileNotFoundError(near if path.parent.is_dir() else f"{path} does not exist")
         files = [path / FILE] if (path / FILE).exists() else sorted(path.rglob(FILE))
         for file in files:
-            if run := begun(file.parent):
-                runs[file.parent.resolve()] = run
+            try:
+                if run := begun(file.parent):
+                    runs[file.parent.resolve()] = run
+            except (OSError, ValueError) as e:
+                if skip is None:
+                    raise
+                skip(str(e))
     return list(runs.values())
 
 

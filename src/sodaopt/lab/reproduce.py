@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
@@ -78,6 +79,8 @@ class Reproduce:
             return 0
         if self.name not in STUDIES:
             raise ValueError(unknown("figure or table", self.name, (*STUDIES, *DEFINITIONS)))
+        if self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
         board = console()
         try:
             found = self._carry_out(board)
@@ -106,9 +109,15 @@ class Reproduce:
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
         lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
         ended = work.run(work.jobs(lr))
-        report = write_report(ended, folder / "report.html", study.title)
+        report = write_report(ended, folder / "report.html", study.title, keep=True)
         board.print(f"report: {report}", highlight=False)
-        return work.numbers(self.name, self.scale, lr, tuned)
+        known = {"study": self.name, "scale": self.scale, "command": self._command()}
+        return known | work.numbers(lr, tuned)
+
+    def _command(self) -> str:
+        """As it can be typed again."""
+        more = typed(replace(self, name="", scale="proxy"))
+        return shlex.join(["sodaopt", "reproduce", self.name, "--scale", self.scale, *more])
 
     def _scale(self) -> Scale:
         scale = SCALES[self.scale]
@@ -131,6 +140,20 @@ class Reproduce:
         row = study.rows(scale)[0]
         row = replace(row, settings=row.settings | self._settings())
         return study.cells[0].job(scale, row, 0, None)
+
+
+def typed(command: Any) -> list[str]:
+    """The flags of what is not as it is by default."""
+    words = []
+    for f in fields(command):
+        value = getattr(command, f.name)
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        if is_dataclass(value):
+            words += typed(value)
+        elif value != default:
+            parts = value if isinstance(value, tuple) else (value,)
+            words += [f"--{f.name.replace('_', '-')}", *map(str, parts)]
+    return words
 
 
 def listing() -> str:
@@ -169,8 +192,17 @@ class Work:
         return [self._job(c, r, s, lr) for s in seeds for r in self._rows() for c in study.cells]
 
     def _rows(self) -> Sequence[Any]:
-        found = self.study.rows(self.scale)
-        return [replace(row, settings=row.settings | self.settings) for row in found]
+        """With the settings of all runs, which may make rows the same."""
+        found = [self._row_with(row) for row in self.study.rows(self.scale)]
+        return list({row.label: row for row in found}.values())
+
+    def _row_with(self, row: Any) -> Any:
+        """A row that is named by its length is named by the one that it has."""
+        label, settings = row.label, row.settings | self.settings
+        if label == row.settings.get("horizon") != settings.get("horizon"):
+            job = self._job(self.study.cells[0], replace(row, settings=settings), 0, {})
+            label = f"{resolve(job, self.vocab).horizon:.3g}x"
+        return replace(row, label=label, settings=settings)
 
     def _job(self, cell: Any, row: Any, seed: int, lr: dict[str, float]) -> Job:
         return cell.job(self.scale, row, seed, lr.get(cell.base))  # type: ignore[no-any-return]
@@ -213,22 +245,17 @@ class Work:
 
     # -- numbers ------------------------------------------------------------------------------
 
-    def numbers(
-        self, name: str, scale: str, lr: dict[str, float], tuned: dict[str, dict[float, float]]
-    ) -> dict[str, Any]:
+    def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
         cells = [self._cell(row, cell, lr) for row in self._rows() for cell in self.study.cells]
         some = self._row(self.jobs(lr)[0]).run()
         assert some is not None
         return {
-            "study": name,
-            "scale": scale,
             "title": self.study.title,
             "sodaopt": __version__,
             "environment": some.head["environment"],
             "git": some.head["git"],
             "data": some.head["data"],
             "parameters": some.head["model"]["parameters"],
-            "command": f"sodaopt reproduce {name} --scale {scale}",
             "learning_rates": {base: _finite(losses) for base, losses in tuned.items()},
             "cells": cells,
             "differences": [d for row in self._rows() for d in self._differences(row.label, cells)],

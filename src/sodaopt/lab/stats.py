@@ -119,6 +119,17 @@ def status(run: Run) -> str:
     return UNFINISHED if run.end is None else str(run.end.get("status", UNFINISHED))
 
 
+def epochs(run: Run) -> float:
+    """How often it saw its data, as far as its end says."""
+    return float((run.end or {}).get("epochs") or 0.0)
+
+
+def notes(run: Run) -> list[str]:
+    """What it had to say, such as that it could not be saved; each thing once."""
+    said = [str(r.get("text", "")) for r in run.records if r["kind"] == "note"]
+    return list(dict.fromkeys(said))
+
+
 def _progress(runs: Sequence[Run]) -> str:
     done = [r["step"] for run in runs for r in (run.of("step")[-1:] or run.of("val")[-1:])]
     total = sum(run.job.get("steps") or 0 for run in runs)

@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
+
 from . import records
-from .execution import Execution
+from .execution import NO_MEMORY, Execution
 from .job import Job, resolve, vary
 from .records import Run
 
@@ -54,8 +57,11 @@ class Row:
         return cls(Job(**job), Path(values["folder"]), Execution(**values["execution"]))
 
     def run(self) -> Run | None:
-        """What its folder says by now; none if it was never begun."""
-        return records.begun(self.folder)
+        """What its folder says by now; none if it was never begun or cannot be read, which whoever
+        runs it is told."""
+        with suppress(OSError, ValueError):
+            return records.begun(self.folder)
+        return None
 
 
 class Outcome(NamedTuple):
@@ -99,33 +105,56 @@ class Local:
 
     def __call__(self, todo: Sequence[Row]) -> Iterator[Outcome]:
         queue = list(todo)
-        free = [_worker() for _ in range(min(self.workers, len(queue)))]
-        busy: dict[Future[str], tuple[Row, ProcessPoolExecutor]] = {}
+        free = [(slot, _worker()) for slot in range(min(self.workers, len(queue)))]
+        busy: dict[Future[str], tuple[Row, int, ProcessPoolExecutor]] = {}
         try:
             while queue or busy:
                 while queue and free:
-                    row, worker = queue.pop(0), free.pop()
-                    busy[worker.submit(work, row.text())] = row, worker
+                    row, (slot, worker) = queue.pop(0), free.pop()
+                    placed = replace(row, execution=row.execution.placed(slot))
+                    with _held():
+                        busy[worker.submit(work, placed.text())] = row, slot, worker
                 for future in [f for f in busy if f.done()]:
-                    row, worker = busy.pop(future)
+                    row, slot, worker = busy.pop(future)
                     dead = isinstance(future.exception(), BrokenProcessPool)
-                    free.append(_worker() if dead else worker)
+                    free.append((slot, _worker() if dead else worker))
                     yield _outcome(row, future)
                 self.poll()
                 time.sleep(0.1)
-        finally:  # after Ctrl-C the rows that run are being saved
-            for worker in [*free, *(worker for _, worker in busy.values())]:
+        finally:  # Ctrl-C may have reached this process alone: the rows that run are saved
+            for _, _, worker in busy.values():
+                _stop(worker)
+            for worker in [w for _, w in free] + [w for _, _, w in busy.values()]:
                 worker.shutdown(wait=True)
 
 
 START = "spawn"
 """How workers start: a fork of a process that has used CUDA cannot use it."""
+STOP = signal.SIGUSR1
+"""Not SIGINT, of which a second one ends a row at once. It ends a worker that still starts."""
 
 
 def _worker() -> ProcessPoolExecutor:
     """One process, begun with its first row."""
     context = multiprocessing.get_context(START)
     return ProcessPoolExecutor(1, context, initializer=_begin)
+
+
+def _stop(worker: ProcessPoolExecutor) -> None:
+    """Its row is saved and left."""
+    for pid in list(worker._processes or {}):
+        with suppress(ProcessLookupError):
+            os.kill(pid, STOP)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """Ctrl-C waits, also in a process that is started here, until it can handle it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _asked = False
@@ -135,7 +164,9 @@ _busy = threading.Lock()
 def _begin() -> None:
     """Ctrl-C reaches the workers too: a row that runs is saved and left, one that waits is not
     begun. So does the end of the command that started them, even if it was killed."""
-    signal.signal(signal.SIGINT, _remember)
+    for number in (signal.SIGINT, STOP):
+        signal.signal(number, _remember)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_follow, daemon=True).start()
 
 
@@ -164,6 +195,8 @@ def work(text: str) -> str:
             return "not begun"
         try:
             train(row.job, row.folder, row.execution, stop=lambda: _asked)
+        except torch.OutOfMemoryError:
+            return NO_MEMORY
         except Exception as e:  # whatever it is, the other rows go on
             return f"{type(e).__name__}: {e}"
     return ""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import checkpoint, records
-from .data import Dataset, open_data
+from .data import Dataset, Windows, open_data
 from .execution import Execution, World, world
 from .job import Job, Plan, resolve
 from .progress import Progress, Silent
@@ -51,6 +51,7 @@ def train(
     with _claimed(folder, among), _stopping(stop) as stopped:
         if run := records.begun(folder):
             _same(run, plan, folder)
+            _same_data(run, data, plan, folder)
             if run.done:
                 if run.finished and among.first:
                     checkpoint.clear(folder)  # if it was killed before it did
@@ -77,6 +78,16 @@ def _same(run: Run, plan: Plan, folder: Path) -> None:
     if differ:
         what = ", ".join(f"{k} {theirs.get(k)} -> {ours[k]}" for k in differ)
         raise Refused(f"{folder} holds another run ({what}): choose another --out, or remove it")
+
+
+def _same_data(run: Run, data: Dataset, plan: Plan, folder: Path) -> None:
+    """A data set that was made anew under its old name is another one."""
+    before = run.head.get("data", {}).get("fingerprint")
+    if before not in (None, Windows(data.train, plan.shape.context).fingerprint()):
+        raise Refused(
+            f"{folder} holds a run on other data than {data.name} has now: choose another --out, "
+            "or remove it"
+        )
 
 
 def _normal(record: dict[str, Any]) -> dict[str, Any]:

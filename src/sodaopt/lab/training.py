@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint
-from .checkpoint import SaveError
+from .checkpoint import Damaged, SaveError
 from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
 from .environment import environment, git, peak
@@ -233,6 +233,11 @@ class Training:
             at = round(self.watch.total() if seconds is None else seconds, 4)
             self.writer.write(kind, step=step, tokens=tokens, seconds=at, **values)
 
+    def _note(self, text: str) -> None:
+        """Say it, and write it down for those who do not listen, such as a sweep."""
+        self._write("note", self.step, text=text)
+        self.progress.say(text)
+
     def _head(self) -> None:
         if not self.writer:
             return
@@ -243,7 +248,8 @@ class Training:
             job=self.plan.record(),
             model={"parameters": self.plan.shape.parameters, "tokens": self.plan.tokens},
             data={"name": self.data.name, "vocab": self.data.vocab,
-                  "train_tokens": self.data.train_tokens, "val_tokens": self.data.val_tokens},
+                  "train_tokens": self.data.train_tokens, "val_tokens": self.data.val_tokens,
+                  "fingerprint": self.loader.windows.fingerprint()},
             environment=environment(self.device) | {"micro_batch": self.sequences},
             git=git(),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -267,12 +273,13 @@ class Training:
         return speed * flops / (most * self.among.size) if most else None
 
     def _end(self, status: str, why: str) -> None:
+        if status == FINISHED and not self._finish():
+            status, why = STOPPED, "nothing of the run is saved: make room and run it again"
         values: dict[str, Any] = {"status": status, "epochs": round(self.loader.epoch, 4)}
         if why:
             self.progress.say(why)
             values["reason"] = why
         if status == FINISHED:
-            self._finish()
             values["val_loss"] = self.val
         if each := self.watch.step_seconds():
             values["tokens_per_second"] = speed = self.plan.tokens_per_step / each
@@ -281,24 +288,25 @@ class Training:
         values["state_bytes"] = state_bytes(self.optimizer)
         values["peak_memory"] = peak_memory(self.device)
         self._write("end", self.step, **values)
-        if (
-            status == FINISHED and self.among.first
-        ):  # a run killed before this line still needs them
+        if status == FINISHED and self.among.first:  # killed before this line, it needs them
             checkpoint.clear(self.folder)
 
-    def _finish(self) -> None:
-        """The trained weights and a sample of what they write."""
+    def _finish(self) -> bool:
+        """The trained weights and a sample of what they write; whether anything is saved."""
         if not self.writer:
-            return
+            return True
+        saved = True
         with averaged(self.optimizer):
             try:
                 checkpoint.write(self.folder / checkpoint.WEIGHTS, self.model.state_dict())
             except SaveError as e:
-                self.progress.say(f"{e}: the last checkpoint stays")
+                saved = bool(checkpoint.found(self.checkpoints))
+                self._note(f"{e}{': the last checkpoint stays' if saved else ''}")
             tokenizer = self.data.tokenizer()
             for prompt in PROMPTS:
                 text = generate(self.model, tokenizer, prompt, tokens=80, seed=0)
                 self._write("sample", self.step, prompt=prompt, text=text)
+        return saved
 
     # -- stop and go on -----------------------------------------------------------------------
 
@@ -322,7 +330,7 @@ class Training:
             except SaveError as e:
                 kept = checkpoint.found(self.checkpoints)
                 before = f"{kept[-1].name} is kept" if kept else "there is none before it"
-                self.progress.say(f"step {self.step}: {e}; {before}")
+                self._note(f"step {self.step}: {e}; {before}")
         self.among.wait()
         self.watch.saved()
 
@@ -347,7 +355,7 @@ class Training:
         kept = checkpoint.found(self.checkpoints)
         if not kept:
             return
-        state = checkpoint.load(kept[-1])
+        path, state = self._newest(kept)
         self.step, self.val = state["step"], state["val"]
         self.smooth, self.lowest = state["smooth"], state["lowest"]
         self.model.load_state_dict(state["model"])
@@ -356,7 +364,22 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["rng"])
         self.watch.load(state["watch"])
-        self.progress.say(f"going on from step {self.step} ({kept[-1]})")
+        self.progress.say(f"going on from step {self.step} ({path})")
+
+    def _newest(self, kept: list[Path]) -> tuple[Path, dict[str, Any]]:
+        """The newest checkpoint that can be read; damaged ones after it are removed."""
+        for n, path in enumerate(reversed(kept)):
+            try:
+                state = checkpoint.load(path)
+            except Damaged as e:
+                self.progress.say(f"{e}: looking for an older one")
+                continue
+            self.among.wait()  # each rank has read what it takes for damaged
+            if self.among.first:
+                for damaged in kept[len(kept) - n :]:
+                    damaged.unlink(missing_ok=True)
+            return path, state
+        raise Damaged(f"all checkpoints in {self.checkpoints} are damaged: remove it to begin anew")
 
 
 def peak_memory(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from .corpus import open_data
 from .dataset import Dataset
-from .loader import Loader, val_batches
+from .loader import Loader, Windows, val_batches
 from .shards import DataError
 
-__all__ = ["DataError", "Dataset", "Loader", "open_data", "val_batches"]
+__all__ = ["DataError", "Dataset", "Loader", "Windows", "open_data", "val_batches"]

@@ -188,9 +188,7 @@ def _written(folder: Path, kind: str, ids: Ids, spans: Indices, most: int) -> di
     for number, part in enumerate(_filled(ids, spans, size)):
         path = folder / f"{kind}_{number:06d}.bin"
         digest = write_shard(path, part)
-        shards[path.name] = {
-            "tokens": len(part), "largest": int(part.max()), "sha256": digest
-        }  # fmt: skip
+        shards[path.name] = {"tokens": len(part), "sha256": digest}
     return shards
 
 

@@ -97,16 +97,14 @@ def _check_shards(folder: Path, meta: dict[str, Any], counts: dict[Path, int]) -
 
 
 def _check_ids(meta: dict[str, Any], counts: dict[Path, int], vocab: int) -> None:
-    if meta:
-        largest = {path: meta["shards"][path.name]["largest"] for path in counts}
-    else:
-        largest = largest_ids(list(counts))
-    for path, number in largest.items():
+    for path, number in largest_ids(list(counts)).items():
         if number >= vocab:
-            raise DataError(
-                f"{path} has the id {number}, and the vocabulary has {vocab} words: a shard "
-                f"without {META} beside it must hold GPT-2's ids"
+            why = (
+                "prepare the data set again (--force)"
+                if meta
+                else f"a shard without {META} beside it must hold GPT-2's ids"
             )
+            raise DataError(f"{path} has the id {number}, and the vocabulary has {vocab}: {why}")
 
 
 def _check_tokenizer(folder: Path, name: str, vocab: int) -> None:

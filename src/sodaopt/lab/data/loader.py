@@ -44,7 +44,7 @@ class Windows:
             if count < 1:
                 raise DataError(
                     f"{path} has {len(ids)} tokens, too few for one window of {context} and the "
-                    f"token after it: use a smaller context, or remove the file"
+                    f"token after it: use a smaller context, or prepare it with more text"
                 )
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
 

@@ -102,7 +102,8 @@ def sample(files: Sequence[Path], most: int = SAMPLE) -> Iterator[str]:
 
 def check_out(out: Path, force: bool) -> None:
     """Raise where the folder cannot be made, before any work is done."""
-    if out.parent.resolve() == ROOT.resolve() and out.name in KNOWN:
+    known = KNOWN.get(out.name)
+    if out.parent.resolve() == ROOT.resolve() and known and not known.own:
         raise DataError(f"{out.name} is the name of a known data set: choose another --out")
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: choose another --out")

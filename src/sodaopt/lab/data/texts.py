@@ -134,7 +134,9 @@ def _json_lines(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
             continue
         try:
             text = json.loads(line)["text"]
-        except (ValueError, KeyError, TypeError):
+            if b"\\u" in line:
+                text.encode()  # half of a surrogate pair is no text
+        except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         if not isinstance(text, str):
             raise DataError(f'{path}, line {number}: not a JSON object with a "text" in it')

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
 from ..._errors import unknown
 from ..records import FILE, Run, find
+from .page import kept
 
 
 @dataclass
@@ -22,7 +24,7 @@ class Report:
     out: Path | None = None
     """The page; report.html in the first folder if not given."""
     title: str = ""
-    """Of the page; else the name of the folder."""
+    """Of the page; else that of the page in the folder, or the folder's name."""
     baseline: str = ""
     """The optimizer whose rows come first: the others are compared with the first row."""
     png: bool = False
@@ -40,23 +42,33 @@ class Report:
         from . import comparison_table, write_report
 
         console = Console() if sys.stdout.isatty() else Console(width=100)
-        runs = self._runs()
+        plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+        runs = self._runs(lambda why: console.print(f"skipped: {why}", **plain))
         console.print(comparison_table(runs))
         out = self.out or self.runs[0] / "report.html"
-        files = [write_report(runs, out, self.title or _name(self.runs))]
+        files = [write_report(runs, out, self.title or self._title(runs))]
         for file in files + self._figures(runs, out):
-            console.print(str(file), highlight=False, markup=False, soft_wrap=True)
+            console.print(str(file), **plain)
         return 0
 
-    def _runs(self) -> list[Run]:
-        runs = find(self.runs)
+    def _runs(self, skip: Callable[[str], None]) -> list[Run]:
+        runs = find(self.runs, skip)
         if not runs:
             where = ", ".join(map(str, self.runs))
             raise FileNotFoundError(f"no runs in {where}: there is no {FILE} in or under it")
         names = {run.optimizer for run in runs}
         if self.baseline and self.baseline not in names:
             raise ValueError(unknown("baseline", self.baseline, names))
+        order = [path.resolve() for folder in self.runs for path in kept(folder)[1]]
+        place = {path: j for j, path in enumerate(order)}
+        runs.sort(key=lambda run: place.get(run.folder.resolve(), len(place)))
         return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
+
+    def _title(self, runs: Sequence[Run]) -> str:
+        """Of the page that is there, if it was one of these runs."""
+        title, shown = kept(self.runs[0])
+        same = {run.folder.resolve() for run in runs} <= {path.resolve() for path in shown}
+        return title if title and same else _name(self.runs)
 
     def _figures(self, runs: Sequence[Run], out: Path) -> list[Path]:
         kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]

@@ -77,7 +77,8 @@ def _settled(found: Sequence[Curve]) -> tuple[float, float]:
     last = max(curve.steps[-1] for curve in found)
     pairs = [list(zip(c.steps, c.loss, strict=True)) for c in found]
     settled = [[y for x, y in pair if x >= 0.15 * last] for pair in pairs]
-    kept = [ys for ys in settled if ys]  # one of them has the last step
+    few = max(map(len, settled)) < 3  # so few show nothing without their start
+    kept = [ys for ys in ([c.loss for c in found] if few else settled) if ys]
     low, high, first = min(map(min, kept)), max(map(max, kept)), max(ys[0] for ys in kept)
     high = min(high, first + 0.25 * (first - low)) if first > low else high  # what diverges leaves
     margin = 0.05 * (high - low) or 0.01 * abs(high) or 0.1

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -22,17 +23,32 @@ from ..records import Run
 from ..stats import Row, rows
 from . import charts, tables, text
 
+KEPT = "report.json"
 SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
 
 
-def write_report(runs: Sequence[Run], out: Path, title: str) -> Path:
-    """Write the page. A reader sees the old one or the new one, never half of one."""
+def write_report(runs: Sequence[Run], out: Path, title: str, *, keep: bool = False) -> Path:
+    """Write the page. A reader sees the old one or the new one, never half of one.
+
+    keep: also write its title and the order of its runs, for `sodaopt report` of the folder.
+    """
     if not runs:
         raise ValueError("a report needs at least one run")
     page = html(rows(runs), title)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
+    if keep:
+        kept = json.dumps({"title": title, "runs": [run.folder.name for run in runs]}, indent=1)
+        write_atomically(out.with_name(KEPT), [f"{kept}\n".encode()])
     return out
+
+
+def kept(folder: Path) -> tuple[str, list[Path]]:
+    """The title and the runs of the page in a folder, if they were kept."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+        return str(values["title"]), [folder / name for name in values["runs"]]
+    return "", []
 
 
 def html(found: Sequence[Row], title: str) -> str:

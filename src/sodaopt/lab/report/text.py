@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..._table import size
+from .. import stats
 from ..records import DIVERGED
 from ..stats import AXES, UNFINISHED, Difference, Row, bases, difference, sweep, swept
 
@@ -167,7 +168,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _caveats(rows: Sequence[Row]) -> list[str]:
-    """What did not end as planned; a loss of a diverged run is in no mean."""
+    """What did not go as planned; a loss of a diverged run is in no mean."""
     said = []
     counts = {name: sum(row.statuses[name] for row in rows) for name in (DIVERGED, UNFINISHED)}
     total = sum(len(row.runs) for row in rows)
@@ -178,4 +179,12 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
                     "parentheses is the latest one.")  # fmt: skip
     if repeats := sum(row.repeats for row in rows):
         said.append(f"{repeats} earlier runs of the same job and seed do not count.")
+    runs = [(row, run) for row in rows for run in row.runs]
+    if again := [seen for _, run in runs if (seen := stats.epochs(run)) > 1]:
+        said.append(f"{len(again)} of {total} runs saw some tokens more than once, in up to "
+                    f"{max(again):.3g} epochs.")  # fmt: skip
+    if noted := [(row, run) for row, run in runs if stats.notes(run)]:
+        row, run = noted[0]
+        said.append(f"{len(noted)} of {total} runs left a note; {row.label}, seed "
+                    f"{run.job.get('seed', '?')}: {stats.notes(run)[-1]}")  # fmt: skip
     return said

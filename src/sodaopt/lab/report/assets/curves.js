@@ -153,7 +153,8 @@ function reach(u, state) {
   const since = (start) => lines
     .map((ys) => ys.slice(from, to + 1).filter((y, k) => y != null && xs[from + k] >= start))
     .filter((ys) => ys.length);
-  const seen = since(settled).length ? since(settled) : since(-Infinity);
+  const rest = since(settled); // a few points show nothing without their start
+  const seen = rest.some((ys) => ys.length > 2) ? rest : since(-Infinity);
   if (!seen.length) return [0.1, 1];
   const min = seen.flat().reduce((a, b) => Math.min(a, b)), first = Math.max(...seen.map((ys) => ys[0]));
   let max = seen.flat().reduce((a, b) => Math.max(a, b));
