@@ -41,7 +41,9 @@ def flags(**settings: Any) -> list[str]:
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shards of the data in the package, made once, and where processes are forked from."""
     context.set_forkserver_preload([__name__, "torch._dynamo"])
-    forkserver.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # it is there before any test hides the GPU
+        forkserver.ensure_running()
     folder = tmp_path_factory.mktemp("data")
     open_data("embedded", folder)
     return folder

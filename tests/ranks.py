@@ -67,8 +67,10 @@ def _selected(items: list[pytest.Item]) -> list[str]:
 def _spawn(names: list[str], where: Path) -> None:
     spawn = get_context("spawn").Process
     ranks = [spawn(target=_rank, args=(rank, names, where)) for rank in range(SIZE)]
-    for p in ranks:
-        p.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # as for every test that needs no GPU
+        for p in ranks:
+            p.start()
     for p in ranks:
         p.join()
 
