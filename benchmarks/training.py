@@ -5,7 +5,8 @@
     python -m benchmarks.training --docs
 
 A row is a preset and an optimizer, trained by the loop of `sodaopt train` as it is; "plain" is the
-same model compiled in a bare loop with torch's fused AdamW, one batch over and over. The data are
+same model compiled in a bare loop with torch's fused AdamW, one batch over and over, without CUDA
+graphs, which the lab has where one pass makes a step, and looked at every 5 steps. The data are
 random ids of GPT-2's vocabulary, or for a preset with another vocabulary the package's own corpus.
 Validation and saving are not counted, nor are the first laps, in which the model is compiled. MFU
 counts 6 operations for each parameter and token and 12 x depth x width x context for attention,
@@ -40,9 +41,9 @@ from sodaopt.lab.training import Training
 
 PROFILED = 3
 KINDS = {
+    "compiled kernels": ("triton",),
     "attention": ("sdpa", "flash", "fmha", "attention"),
     "matrix products": ("nvjet", "gemm", "cutlass", "cublas"),
-    "compiled kernels": ("triton",),
 }
 PAGE = DOCS / "performance.md"
 
@@ -205,7 +206,8 @@ def table() -> str:
             line = [x["preset"], x["optimizer"], f"{x['batch']} x {x['context']}"]
             line += [str(x["micro_batch"]), f"{x['step_ms']:.2f}", f"{x['tokens_per_second']:,}"]
             line += [f"{100 * x['mfu']:.1f}" if x["mfu"] else ""]
-            lines.append([*line, f"{x['peak_memory'] / 1e9:.1f}"])
+            memory = x["peak_memory"]
+            lines.append([*line, f"{memory / 1e9:.1f}" if memory else ""])
         where = f"{r['device']}, torch {r['torch']} (`{r['command']}`):"
         parts.append(f"{where}\n\n{markdown(lines)}")
         if any(x["kernels_ms"] for x in r["rows"]):

@@ -14,7 +14,7 @@ from torch import Tensor
 from sodaopt.lab import model as module
 from sodaopt.lab.job import PRESETS, Job, resolve
 from sodaopt.lab.model import GPT, Shape
-from sodaopt.lab.optimizers import averaged, build
+from sodaopt.lab.optimizers import averaged, build, parse
 
 SMALL = Shape(vocab=128, width=32, depth=2, head_dim=8, context=16)
 Weights = dict[str, Tensor]
@@ -321,6 +321,16 @@ def test_ten_steps(name: str, warm: float | None) -> None:
     job = make(warmup=warm)
     lr = 2 ** {"adamw": -9, "muon": -11}.get(name.split("(")[-1].rstrip(")"), -12)
     ten_steps(job, replace(SMALL, activation=1.0), lr, 4 if warm else None)
+
+
+NOT = ["(muon)", "((muon))", "gpa(soda(muon)", "soda(gpa(muon))", "gpa()", "muon)", "(", "soda",
+       "soda(soda_dagger)", "gpa(soda(gpa(muon)))"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOT)
+def test_no_optimizer(text: str) -> None:
+    with pytest.raises(ValueError, match="unknown optimizer"):
+        parse(text)
 
 
 NANO = Shape(1024, 64, 4, 32, 128)

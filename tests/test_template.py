@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
 from sodaopt import SODA, Method, zoo
@@ -554,6 +555,18 @@ def test_16_bit_parameters_follow_their_fp32_twins() -> None:
 
 
 # -- found by trying to break it ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [zoo.adamw(), zoo.soda_dagger(), zoo.muon()], ids=str)
+def test_fake_tensors(method: Method) -> None:
+    """Estimators of memory step with tensors that have no values."""
+    with FakeTensorMode():
+        w = Parameter(torch.randn(4, 5))
+        opt = SODA([w], 0.03, method)
+        for _ in range(2):
+            w.grad = torch.randn(4, 5)
+            opt.step()
+    assert isinstance(opt.state[w]["m"], FakeTensor)
 
 
 def test_defaults_of_torch_do_not_leak_in() -> None:

@@ -68,8 +68,10 @@ class Anchor:
             dtype = self.dtype_of(p, z)
             if x.is_meta:  # a prediction of memory, where a shard may look like a whole
                 continue
-            if z.shape != x.shape and (compiling or not z.is_cpu):  # a look at it would stall
-                x.lerp_(z.to(x.device, x.dtype), lam)
+            if z.shape != x.shape and compiling:
+                x.add_((z.to(x.dtype) - x) * lam)  # a number of the host goes with any device
+            elif z.shape != x.shape and not z.is_cpu:
+                x.lerp_(z.to(x.dtype), lam)  # a look at it would stall
             elif z.shape != x.shape:
                 flat[0].append(x)
                 flat[1].append(float(z))

@@ -53,9 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # of `| head`: nobody reads on, also not at the end of the process
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError as e:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head`: nobody reads on, also not at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        return _fail(str(e))
 
 
 def _main(args: list[str]) -> int:

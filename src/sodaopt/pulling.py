@@ -15,6 +15,8 @@ from .sharded import PLAIN
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 """An x, its z0 wherever that is, and the dtype in which z0 counts."""
 
+BELOW_HALF = 0.5 - 2**-25
+"""Here lerp_ has the form x + lam (z - x), also where lam is rounded to fp32."""
 FUSED = frozenset((torch.float32, torch.float64))
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
@@ -138,7 +140,7 @@ def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
     if (
         not torch.compiler.is_compiling()  # which would compile again for each lam
         and isinstance(lam, float)
-        and lam < 0.5
+        and lam < BELOW_HALF
         and all(map(_is_plain, xs))
         and all(map(_is_plain, zs))
     ):
@@ -153,7 +155,7 @@ def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
 def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
     """x <- x + lam (z - x) for a number z each: one pass over x where that is zero, and few calls
     however many there are."""
-    if not (isinstance(lam, float) and lam < 0.5):  # where lerp_ has another form
+    if not (isinstance(lam, float) and lam < BELOW_HALF):
         for x, z in zip(xs, zs, strict=True):
             x.lerp_(x.new_full((), z), lam)
         return

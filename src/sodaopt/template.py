@@ -16,7 +16,6 @@ from ._errors import times, unknown
 from .geometry import Moment, State
 from .method import ROWS, Coefs, Method
 
-ONE = torch.tensor(1.0, dtype=torch.float32, device="cpu")
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -134,7 +133,8 @@ class SODA(Optimizer):
                 p, at = sharded.local(leaf.p), sharded.element_numbers(leaf.p)
                 p.copy_(rounding.stochastic(y_, p.dtype, key, at))
         # of a number, or without alpha, this costs a small step as much as all the rest
-        torch._foreach_add_([t["step"] for t in s], ONE, alpha=1.0)
+        one = torch.ones((), dtype=torch.float32, device="cpu")
+        torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)
         for t in s:
             for name, value in past.items():
                 t[name].fill_(value)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import zipfile
-from contextlib import suppress
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 KEEP = 2
+NONSENSE = zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError
+"""What bytes that are no archive lead to. No trouble of the disk or of memory is among them."""
 WEIGHTS = "weights.pt"
 FOLDER = "checkpoints"
 
@@ -37,7 +41,7 @@ def write(path: Path, value: Any) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with part.open("wb") as file, _summed():
             torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
@@ -46,6 +50,17 @@ def write(path: Path, value: Any) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise SaveError(f"{path} could not be saved ({_reason(e)})") from e
+
+
+@contextmanager
+def _summed() -> Iterator[None]:
+    """With the sums by which damage is found, whatever torch is set to."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _reason(e: BaseException) -> str:
@@ -73,7 +88,7 @@ def clear(run: Path) -> None:
     folder = run / FOLDER
     if not (run / WEIGHTS).exists():
         return
-    for path in found(folder):
+    for path in (*found(folder), *folder.glob("*.damaged")):
         path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -91,10 +106,8 @@ def load(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as file:
             part = file.testzip()
-        if part is None:
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as e:  # whatever the bytes there may lead to
-        raise Damaged(f"{path} is damaged ({type(e).__name__})") from e
-    raise Damaged(f"{path} is damaged (in {part})")
+    except NONSENSE as e:
+        raise Damaged(f"{path} is damaged ({e or type(e).__name__})") from e
+    if part is not None:
+        raise Damaged(f"{path} is damaged (in {part})")
+    return torch.load(path, map_location="cpu", weights_only=True)

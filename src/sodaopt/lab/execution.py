@@ -123,6 +123,14 @@ class World:
         dist.all_reduce(seen)
         return bool(seen)
 
+    def least(self, value: int, device: torch.device) -> int:
+        """The smallest of what the processes say."""
+        if self.size == 1:
+            return value
+        seen = torch.tensor(value, device=device)
+        dist.all_reduce(seen, dist.ReduceOp.MIN)
+        return int(seen)
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()

@@ -98,7 +98,7 @@ def parse(text: str) -> Name:
     if base == "scion" and outer and outer[-1] in ANCHORED:
         base = "uscion"  # its constraint is a pull to the origin: the wrapper's takes its place
     name = Name(outer[0] if outer else None, outer[1] if len(outer) > 1 else None, base)
-    whole = plain.endswith(")" * len(outer)) and plain.count(")") == len(outer) < 3
+    whole = all(outer) and plain.endswith(")" * len(outer)) and plain.count(")") == len(outer) < 3
     if not whole or str(name) not in NAMES:
         raise ValueError(unknown("optimizer", text, ("adam", *NAMES)))
     return name
@@ -209,6 +209,9 @@ class Origin(Anchor):
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
         return kept
+
+    def place(self, kept: Tensor, p: Tensor) -> Tensor:
+        return self.take(p, first=False)
 
 
 @contextmanager

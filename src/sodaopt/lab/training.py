@@ -127,7 +127,7 @@ class Training:
         return FINISHED, ""
 
     def _update(self) -> None:
-        """One step of the optimizer. Nothing here waits for the device."""
+        """One step of the optimizer. The host runs ahead of the device, by two batches at most."""
         epochs = max(1, self.loader.started_epochs)
         batch: Any = self.loader.next()  # torch's split has no types
         if self.loader.started_epochs > epochs:
@@ -367,19 +367,26 @@ class Training:
         self.progress.say(f"going on from step {self.step} ({path})")
 
     def _newest(self, kept: list[Path]) -> tuple[Path, dict[str, Any]]:
-        """The newest checkpoint that can be read; damaged ones after it are removed."""
-        for n, path in enumerate(reversed(kept)):
+        """The newest checkpoint that every rank can read; those after it are put aside."""
+        at, state = -1, {}
+        for path in reversed(kept):
             try:
-                state = checkpoint.load(path)
+                at, state = checkpoint.step(path), checkpoint.load(path)
+                break
             except Damaged as e:
+                at = -1
                 self.progress.say(f"{e}: looking for an older one")
-                continue
-            self.among.wait()  # each rank has read what it takes for damaged
-            if self.among.first:
-                for damaged in kept[len(kept) - n :]:
-                    damaged.unlink(missing_ok=True)
-            return path, state
-        raise Damaged(f"all checkpoints in {self.checkpoints} are damaged: remove it to begin anew")
+        agreed = self.among.least(at, self.device)
+        if agreed < 0:
+            raise Damaged(
+                f"all checkpoints in {self.checkpoints} are damaged: remove it to begin anew"
+            )
+        path = next(p for p in kept if checkpoint.step(p) == agreed)
+        state = state if agreed == at else checkpoint.load(path)
+        if self.among.first:
+            for later in kept[kept.index(path) + 1 :]:
+                later.rename(later.with_suffix(".damaged"))
+        return path, state
 
 
 def peak_memory(device: torch.device) -> int:

@@ -85,8 +85,10 @@ class Tray:
 
     def __init__(self, sequences: int, context: int, device: torch.device) -> None:
         self.device, pinned = device, device.type == "cuda"
-        self.ids = torch.empty(sequences, context + 1, dtype=torch.int64, pin_memory=pinned)
-        self.copied: torch.cuda.Event | None = None
+        size = sequences, context + 1
+        self.ids = torch.empty(size, dtype=torch.int64, device="cpu", pin_memory=pinned)
+        event: Any = torch.cuda.Event  # torch has no types for it
+        self.copied = event(blocking=True) if pinned else None  # the thread waits without a core
 
     def rows(self) -> Rows:
         """Where to write, once the last batch has left."""
@@ -97,8 +99,8 @@ class Tray:
     def serve(self, sequences: int | None = None) -> Batch:
         """Inputs, and targets one token later, on the device."""
         both = self.ids[:sequences].to(self.device, non_blocking=True, copy=True)
-        if self.device.type == "cuda":
-            self.copied = torch.cuda.current_stream(self.device).record_event()
+        if self.copied is not None:
+            self.copied.record(torch.cuda.current_stream(self.device))
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
