@@ -557,12 +557,12 @@ def test_16_bit_parameters_follow_their_fp32_twins() -> None:
 # -- found by trying to break it ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [zoo.adamw(), zoo.soda_dagger(), zoo.muon()], ids=str)
-def test_fake_tensors(method: Method) -> None:
+@pytest.mark.parametrize("name", ["adamw", "muon", "soda_dagger"])
+def test_fake_tensors(name: str) -> None:
     """Estimators of memory step with tensors that have no values."""
     with FakeTensorMode():
         w = Parameter(torch.randn(4, 5))
-        opt = SODA([w], 0.03, method)
+        opt = SODA([w], 0.03, name)
         for _ in range(2):
             w.grad = torch.randn(4, 5)
             opt.step()
