@@ -22,7 +22,8 @@ class _Held(NamedTuple):
     """What one group holds between `before` and `after`."""
 
     lam: Any
-    z0: dict[Tensor, Tensor]
+    z0: list[tuple[Tensor, Tensor]]
+    """What is pulled, and what is kept of its z0. (A list: tensors are slow to look up.)"""
     fresh: dict[Tensor, Tensor]
     dry: bool
     old: dict[Tensor, Tensor]
@@ -30,7 +31,7 @@ class _Held(NamedTuple):
     """16-bit parameters: number, parameter, the point in fp32 that the update is added to, and what
     the base steps from: zero for None, or, if it reads the point, a copy of it."""
     pull: list[tuple[list[Tensor], list[Tensor]]]
-    pulled: list[Tensor]
+    pulled: list[tuple[Tensor, Tensor]]
 
 
 class SODAWrapper(Wrapper):
@@ -99,9 +100,9 @@ class SODAWrapper(Wrapper):
     def chosen(self) -> list[str]:
         return ["soda_only"]
 
-    def wraps(self, group: Group, j: int) -> bool:
+    def places(self, group: Group) -> list[int] | None:
         only = group["soda_only"]
-        return only if isinstance(only, bool) else j in only
+        return only if isinstance(only, list) else None if only else []
 
     def check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
@@ -142,13 +143,14 @@ class SODAWrapper(Wrapper):
             for p in group["params"]:
                 if "z0" in self.own(p):
                     self.keep(p, z0=self.anchor.take(p, True))
-        key = self.key("z0")
-        kept = {p: self.base.state.get(p, {}).get(key) for _, p in pairs}
-        new = [p for p, t in kept.items() if t is None or (self.tentative and p in self.tentative)]
-        fresh, dry = self._take(group, new, kept) if new else ({}, False)
-        z0 = {p: t for p, t in kept.items() if t is not None and p not in fresh}
-        if self.anchor.apart and not dry:  # elsewhere x is z0 at the first step: nothing to pull
-            z0 |= fresh
+        key, state = self.key("z0"), self.base.state
+        z0 = [(p, state.get(p, NOTHING).get(key)) for _, p in pairs]
+        new = {p: t for p, t in z0 if t is None or (self.tentative and p in self.tentative)}
+        fresh, dry = self._take(group, new) if new else ({}, False)
+        if new:
+            z0 = [(p, t) for p, t in z0 if t is not None and p not in fresh]
+        if fresh and self.anchor.apart and not dry:  # elsewhere x is z0 there: nothing to pull
+            z0 += fresh.items()
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
         low = [
             (n, p, sharded.local(p).float(), sharded.local(p).clone() if self.reads else None)
@@ -156,20 +158,21 @@ class SODAWrapper(Wrapper):
             if p.dtype.itemsize < 4
         ]
         held = _Held(lam, z0, fresh, dry, old, low, [], [])
-        lifted = {p: x for _, p, x, _ in low if p in z0}
-        if lifted:
-            self.anchor.pull_(list(lifted), list(lifted.values()), [z0[p] for p in lifted], lam)
-        high = [p for _, p in pairs if p.dtype.itemsize >= 4 and p in z0]
+        if low:
+            points = {p: x for _, p, x, _ in low}
+            params, x, kept = _columns([(p, points[p], t) for p, t in z0 if p in points])
+            self.anchor.pull_(params, x, kept, lam)
+        high = [(p, sharded.local(p), t) for p, t in z0 if p.dtype.itemsize >= 4]
         if high and not (isinstance(lam, float) and lam == 0):
-            x = [sharded.local(p) for p in high]
+            params, x, kept = _columns(high)
             if self.reads:
                 pulled = [t.clone() for t in x]
-                self.anchor.pull_(high, pulled, [z0[p] for p in high], lam)
+                self.anchor.pull_(params, pulled, kept, lam)
                 torch._foreach_sub_(pulled, x)
                 held.pull.append((x, pulled))
             else:
-                self.anchor.pull_(high, x, [z0[p] for p in high], lam)
-                held.pulled.extend(high)
+                self.anchor.pull_(params, x, kept, lam)
+                held.pulled.extend((p, t) for p, _, t in high)
         for _, p, _, old_ in low:  # last of all: an error before it must not leave zeros
             if old_ is None:
                 sharded.local(p).zero_()
@@ -177,12 +180,12 @@ class SODAWrapper(Wrapper):
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # once, and it looks at values
     def _take(
-        self, group: Group, new: list[Tensor], kept: dict[Tensor, Tensor | None]
+        self, group: Group, new: dict[Tensor, Tensor | None]
     ) -> tuple[dict[Tensor, Tensor], bool]:
         """What to keep of parameters without a z0, or with a tentative one; whether the step is
         dry, so that this is tentative too."""
-        dry = _is_dry(group, new)
-        wanted = [p for p in new if kept[p] is None or not dry]
+        dry = _is_dry(group, list(new))
+        wanted = [p for p, kept in new.items() if kept is None or not dry]
         return {p: self.anchor.take(p, not dry) for p in wanted}, dry
 
     def after(self, group: Group, pairs: list[Pair], held: _Held) -> None:
@@ -203,9 +206,9 @@ class SODAWrapper(Wrapper):
     def undo(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         for _, p, x, old in held.low:
             sharded.local(p).copy_(x if old is None else old)
-        for p in held.pulled:  # back to where it was, but for rounding
+        for p, kept in held.pulled:  # back to where it was, but for rounding
             if held.lam < 1:
-                x, z0 = sharded.local(p), self.anchor.give(p, held.z0[p])
+                x, z0 = sharded.local(p), self.anchor.give(p, kept)
                 x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
@@ -236,13 +239,14 @@ class SODAWrapper(Wrapper):
 
     def _look(self, group: Group, held: _Held) -> None:
         old = {p: sharded.local(x) for p, x in held.old.items()}
-        z0 = {p: self.anchor.give(p, kept) for p, kept in held.z0.items()}
+        z0 = {p: self.anchor.give(p, kept) for p, kept in held.z0}
         pull = _length([(z0[p] - x) * held.lam for p, x in old.items() if p in z0])
         step = _length([sharded.local(p.detach()) - x for p, x in old.items()])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
         self.seen[j] = {"pull": pull, "step": step, "share": pull / step if step else 0.0}
 
 
+NOTHING: dict[str, Any] = {}
 AT_START = ("keep", "restart", "reanchor")
 
 
@@ -254,6 +258,10 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
         return False
     grads = [sharded.local(p.grad) for p in params]
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
+
+
+def _columns(rows: list[tuple[Tensor, Tensor, Any]]) -> list[list[Tensor]]:
+    return [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
 
 
 def _length(ts: list[Tensor]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
@@ -89,10 +89,11 @@ class Wrapper(Optimizer):
         number, work = 0, []
         try:
             for group in self.base.param_groups:
+                places = self.places(group)
                 pairs = [
                     (number + j, p)
                     for j, p in enumerate(group["params"])
-                    if p.grad is not None and p.numel() and self.wraps(group, j)
+                    if p.grad is not None and p.numel() and (places is None or j in places)
                 ]
                 number += len(group["params"])
                 if pairs:
@@ -108,9 +109,9 @@ class Wrapper(Optimizer):
             raise
         return loss
 
-    def wraps(self, group: Group, j: int) -> bool:
-        """Whether parameter j of the group is wrapped."""
-        return True
+    def places(self, group: Group) -> Collection[int] | None:
+        """Which parameters of the group are wrapped, by their places; None for all."""
+        return None
 
     @property
     def reads(self) -> bool:
