@@ -70,14 +70,13 @@ def lab_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
     update, found = Training._update, {}
 
     def watched(self: Training) -> None:
-        first = self.step == self.plan.steps - PROFILED
-        if first and self.device.type == "cuda":
+        if self.step == self.plan.steps - PROFILED and self.device.type == "cuda":
             self._look()
             found.update(kernels(lambda: update(self)))
             self.step = self.plan.steps
             self.pending.clear()
             self.watch.skip()
-        elif not first or self.device.type != "cuda":
+        else:
             update(self)
 
     Training._update = watched  # type: ignore[method-assign]

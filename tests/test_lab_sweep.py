@@ -23,7 +23,7 @@ from sodaopt import cli
 from sodaopt.lab import records, results, sweep, train
 from sodaopt.lab.board import Board, run_rows
 from sodaopt.lab.checkpoint import found
-from sodaopt.lab.commands import Compare, Sweep, axis, restore
+from sodaopt.lab.commands import Compare, Sample, Sweep, axis, restore
 from sodaopt.lab.execution import NO_MEMORY, Execution
 from sodaopt.lab.job import Common, Job, Plan, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
@@ -570,6 +570,13 @@ def test_a_reader_that_leaves() -> None:
 )  # fmt: skip
 def test_short_numbers(n: float, text: str) -> None:
     assert short(n) == text
+
+
+@pytest.mark.parametrize("flag", ["temperature=-1", "temperature=nan", "top_k=0", "count=0"])
+def test_no_sample(flag: str) -> None:
+    name, value = flag.split("=")
+    with pytest.raises(ValueError, match="at least 1, temperature at least 0"):
+        Sample(Path("a"), **{name: float(value)})  # type: ignore[arg-type]
 
 
 @lab

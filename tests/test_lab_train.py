@@ -265,6 +265,7 @@ def test_damaged_checkpoint(damage: str) -> None:
     train.train(it, B, often, stop=after(4))
     older, newest = found(B / "checkpoints")
     newest.write_bytes(DAMAGES[damage](newest.read_bytes()))
+    assert cli.main(["sample", "b", "--tokens", "2"]) == 0
     assert train.train(it, B, often, said).finished
     assert f"{newest} is damaged" in said.texts[0]
     assert f"going on from step 3 ({older})" in said.texts[1]

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import records, stats
 from .progress import clock
-from .sweep import Executor, Local, Outcome, Row
+from .sweep import Executor, Local, Outcome, Row, left
 
 
 def console() -> Console:
@@ -74,8 +74,6 @@ class Board:
 
 def run_rows(rows: Sequence[Row], workers: int, console: Console) -> list[Outcome]:
     """Run what is left of the rows; what did not come to a good end is in the answer."""
-    from .sweep import left
-
     todo = left(rows)
     if len(todo) < len(rows):
         console.print(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,16 @@ def tidy(*folders: Path) -> None:
     for folder in folders:
         for path in folder.glob("*.part"):
             path.unlink(missing_ok=True)
+
+
+def newest(kept: list[Path], say: Callable[[str], None]) -> tuple[Path, Any] | None:
+    """The last of the checkpoints that can be read, and what is in it; None if all are damaged."""
+    for path in reversed(kept):
+        try:
+            return path, load(path)
+        except Damaged as e:
+            say(f"{e}: looking for an older one")
+    return None
 
 
 def load(path: Path) -> Any:

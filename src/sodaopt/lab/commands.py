@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import tyro
 
 from . import records
 from .board import console, run_rows
-from .checkpoint import FOLDER, WEIGHTS, found, load
+from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
 from .job import Common, Job, Plan, resolve
@@ -247,7 +248,8 @@ class Sample:
     """How many texts."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 1 or self.tokens < 1 or self.count < 1:
+        counts = self.top_k, self.tokens, self.count
+        if not 0 <= self.temperature < math.inf or min(counts) < 1:
             raise ValueError("tokens, count and top_k must be at least 1, temperature at least 0")
 
     def run(self) -> int:
@@ -274,10 +276,10 @@ def restore(run: Run) -> tuple[GPT, Any]:
     if (run.folder / WEIGHTS).exists():
         model.load_state_dict(load(run.folder / WEIGHTS))
         return model, data
-    kept = found(run.folder / FOLDER)
-    if not kept:
-        raise ValueError(f"{run.folder} has neither weights nor a checkpoint yet")
-    state = load(kept[-1])
+    best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
+    if best is None:
+        raise ValueError(f"{run.folder} has neither weights nor a sound checkpoint yet")
+    _, state = best
     model.load_state_dict(state["model"])
     opt = build(plan.name, model, plan.settings)
     opt.load_state_dict(state["optimizer"])

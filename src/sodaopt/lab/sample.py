@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from .data.tokenizer import Tokenizer
@@ -27,8 +25,6 @@ def generate(
 
     The same seed gives the same text; the numbers are drawn on the CPU, whatever the device.
     """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must not be negative, got {temperature}")
     rng = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
     ids = [tokenizer.eot, *tokenizer.encode(prompt)]

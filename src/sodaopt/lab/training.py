@@ -368,21 +368,16 @@ class Training:
 
     def _newest(self, kept: list[Path]) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint that every rank can read; those after it are put aside."""
-        at, state = -1, {}
-        for path in reversed(kept):
-            try:
-                at, state = checkpoint.step(path), checkpoint.load(path)
-                break
-            except Damaged as e:
-                at = -1
-                self.progress.say(f"{e}: looking for an older one")
-        agreed = self.among.least(at, self.device)
-        if agreed < 0:
+        best = checkpoint.newest(kept, self.progress.say)
+        agreed = self.among.least(checkpoint.step(best[0]) if best else -1, self.device)
+        if best is None or agreed < 0:
             raise Damaged(
                 f"all checkpoints in {self.checkpoints} are damaged: remove it to begin anew"
             )
-        path = next(p for p in kept if checkpoint.step(p) == agreed)
-        state = state if agreed == at else checkpoint.load(path)
+        path, state = best
+        if checkpoint.step(path) != agreed:  # another rank cannot read this one
+            path = next(p for p in kept if checkpoint.step(p) == agreed)
+            state = checkpoint.load(path)
         if self.among.first:
             for later in kept[kept.index(path) + 1 :]:
                 later.rename(later.with_suffix(".damaged"))
