@@ -35,7 +35,7 @@ setup: $(STAMP)
 # .venv/partial marks an environment begun here and not finished: that one is made anew. Any
 # other .venv, also one made by hand, is kept and only brought up to date.
 # uv does not read pip's settings, so the two that change where packages come from are passed on.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py src/sodaopt/native.c
 	@command -v '$(PYTHON)' >/dev/null || { \
 	  echo '$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from benchmarks.pages import DOCS, RESULTS, filled, markdown
+from benchmarks.pages import DOCS, RESULTS, filled, markdown, where
 from sodaopt import SODAWrapper, anchors, init, memory
 
 
@@ -184,12 +184,9 @@ def main() -> None:
     for name in POLICIES:
         rows.append(measure(name, args.device, args.layers, args.rounds))
         print(json.dumps(rows[-1]), flush=True)
-    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     result = {
         "command": f"python -m benchmarks.anchors --device {args.device} --rounds {args.rounds}",
-        "device": where,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **where(args.device),
         "parameters": sum(p.numel() for p in Gpt(args.layers, 768, 50304).parameters()),
         "rows": rows,
     }

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from benchmarks.anchors import Gpt, seconds
+from benchmarks.pages import where
 from sodaopt import SODA, SODAWrapper, memory, param_groups, zoo
 
 ROWS: dict[str, Callable[[nn.Module], Any]] = {
@@ -65,12 +66,9 @@ def main() -> None:
     for name in ROWS:
         rows.append(measure(name, args.device, args.rounds))
         print(json.dumps(rows[-1]), flush=True)
-    where = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     result = {
         "command": f"python -m benchmarks.steps --device {args.device} --rounds {args.rounds}",
-        "device": where,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        **where(args.device),
         "rows": rows,
     }
     if args.out:

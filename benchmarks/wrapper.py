@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import Parameter
 from torch.optim import AdamW
 
 from benchmarks.anchors import seconds
+from benchmarks.pages import where
 from sodaopt import SODAWrapper
 
 
@@ -45,7 +46,7 @@ def state_bytes(opt: torch.optim.Optimizer) -> int:
     return sum(t.nbytes for s in opt.state.values() for t in s.values() if torch.is_tensor(t))
 
 
-def measure(total: int, device: str, rounds: int) -> dict[str, float]:
+def measure(total: int, device: str, rounds: int) -> dict[str, Any]:
     ps = parameters(total, device)
     base = AdamW(ps, lr=1e-4, weight_decay=0, fused=True)
     wrapped = SODAWrapper(AdamW(ps, lr=1e-4, weight_decay=0, fused=True))
@@ -80,9 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    row: dict[str, object] = dict(measure(int(args.parameters), args.device, args.rounds))
-    name = torch.cuda.get_device_name() if args.device != "cpu" else platform.machine()
-    row |= {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    row = measure(int(args.parameters), args.device, args.rounds) | where(args.device)
     print(json.dumps(row, indent=1))
     if args.out:
         args.out.write_text(json.dumps(row, indent=1) + "\n")

@@ -18,7 +18,18 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sodaopt import SODA, SODAWrapper, anchors, init, memory, param_groups, philox, pulling, zoo
+from sodaopt import (
+    SODA,
+    SODAWrapper,
+    anchors,
+    init,
+    memory,
+    native,
+    param_groups,
+    philox,
+    pulling,
+    zoo,
+)
 from sodaopt.init import Init, Seeds, Spec, seeded_
 from tests.test_checkpoint import DCP
 
@@ -164,6 +175,15 @@ def test_bf16_rounds_the_weights_once() -> None:
     assert_bitwise(weights(net), [w.bfloat16().float() for w in before])
 
 
+@pytest.fixture(params=["native", "torch"])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pull by the compiled pass, and by torch's own as where that was not built."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "PULLS", {})
+    elif not native.PULLS:
+        pytest.skip("native.c was not built: python hatch_build.py")
+
+
 def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Buckets of n bytes and slices of n elements, where tests are too small for more than one."""
     monkeypatch.setitem(pulling.BUCKETS, "cpu", n)
@@ -172,6 +192,7 @@ def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
 
 @each
 @dtypes
+@pytest.mark.usefixtures("passes")
 def test_bucket_by_bucket(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +221,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["clone", "bf16", "cpu", "auto", "seed", "file"])
+@pytest.mark.usefixtures("passes")
 def test_no_second_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Linear(1000, 1000, bias=False)
     seeds = seeded_(net)
@@ -334,6 +356,7 @@ LERPS: dict[str, tuple[Callable[[], list[Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize(("make", "lam"), LERPS.values(), ids=LERPS)
+@pytest.mark.usefixtures("passes")
 def test_lerp(make: Callable[[], list[Tensor]], lam: Any) -> None:
     """The fast way and the plain one are the same bits; only what is meant changes."""
     torch.manual_seed(0)
@@ -350,6 +373,37 @@ def test_lerp(make: Callable[[], list[Tensor]], lam: Any) -> None:
             same = torch.zeros_like(old)
             torch.as_strided(same, x.size(), x.stride(), x.storage_offset()).fill_(1)
             assert torch.equal(x._base[same == 0], old[same == 0])
+
+
+PAIRS = [(F32, F32), (torch.float64, torch.float64), (F32, BF16)]
+SIZES = [0, 1, 15, 16, 17, 1023, 4095, 4096, 4097, 8191, 16384, 16389, 100_003]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("lam", [0.0, 1e-3, 1 / 3, 0.49999])
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize(
+    "pair", PAIRS, ids=lambda pair: f"{pair[0]}-{pair[1]}".replace("torch.", "")
+)
+@pytest.mark.skipif(not native.PULLS, reason="native.c was not built: python hatch_build.py")
+def test_native(
+    pair: tuple[torch.dtype, torch.dtype], offset: int, lam: float, threads: int
+) -> None:
+    """lerp_ to the bit for every tail, alignment and number of threads, and nothing beside it."""
+    torch.manual_seed(0)
+    whole = [[torch.randn(n + 2 * offset).to(t) for n in SIZES] for t in pair]
+    xs, zs = ([t[offset : len(t) - offset] for t in ts] for ts in whole)
+    expected = [t.clone() for t in whole[0]]
+    for t, z in zip(expected, zs, strict=True):
+        t[offset : len(t) - offset].lerp_(z.to(t.dtype), lam)
+    versions, before = [x._version for x in xs], torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        native.pull_(xs, zs, lam)
+    finally:
+        torch.set_num_threads(before)
+    assert_bitwise(whole[0], expected)
+    assert all(x._version > v for x, v in zip(xs, versions, strict=True))  # autograd is told
 
 
 # -- checkpoints ----------------------------------------------------------------------------------

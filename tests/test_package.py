@@ -1,7 +1,9 @@
 """The wheel as a user gets it: what is in it, what it needs, and that the README's code runs."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -128,6 +130,35 @@ def test_version_is_the_same_everywhere(installed: Installed, wheel_metadata: Me
 def test_import_comes_from_the_wheel(installed: Installed) -> None:
     origin = Path(installed.run("-c", "import sodaopt; print(sodaopt.__file__)").strip())
     assert origin == installed.site / "sodaopt" / "__init__.py"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which(os.environ.get("CC", "cc")) is None,
+    reason="needs a C compiler",
+)
+def test_the_wheel_brings_the_compiled_pull(wheel: Path, installed: Installed) -> None:
+    assert wheel.stem.split("-")[2:4] == ["py3", "none"]  # plain C: one for all Pythons
+    code = "from sodaopt import native; print(native.LIBRARY, len(native.PULLS))"
+    assert installed.run("-c", code).split() == [
+        str(installed.site / "sodaopt" / "libnative.so"),
+        "3",
+    ]
+
+
+@pytest.mark.parametrize("why", ["switched off", "no compiler"])
+def test_without_a_compiler_the_wheel_is_pure(why: str, tmp_path: Path) -> None:
+    """Also where an earlier build has left its library behind."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", ".gitignore", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    env = os.environ | ({"SODAOPT_NATIVE": "0"} if why == "switched off" else {"CC": "no-such-cc"})
+    build = ("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+    run(sys.executable, *build, cwd=source, env=env)
+    (path,) = tmp_path.glob("*.whl")
+    assert path.stem.endswith("-py3-none-any")
+    with zipfile.ZipFile(path) as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".o", ".c"))]
 
 
 def test_first_readme_snippet_runs_from_the_wheel(installed: Installed) -> None:

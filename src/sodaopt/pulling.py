@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from . import native
 from .sharded import PLAIN
 
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
@@ -24,6 +25,11 @@ BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # streams, and as many calls as buckets
 def pull_in_buckets_(far: list[Piece], lam: Any) -> None:
+    if native.PULLS and _is_fast(lam):
+        at_hand = [_is_native(x, z) and dtype in (x.dtype, z.dtype) for x, z, dtype in far]
+        done = list(compress(far, at_hand))
+        native.pull_([x for x, _, _ in done], [z for _, z, _ in done], lam)
+        far = [piece for piece, is_done in zip(far, at_hand, strict=True) if not is_done]
     sides: dict[tuple[torch.device, torch.dtype, bool], list[Piece]] = {}
     for x, z, dtype in far:
         over = x.is_cuda and not z.is_cuda
@@ -133,17 +139,16 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
     """x <- x + lam (z - x), each z of its x's shape and dtype.
 
-    Plain tensors on the CPU go through fused SGD with the gradient z and the weight decay -1: the
-    same to the bit below 1/2, where lerp_ has this form too, and a tenth faster. The kernel reads
-    memory from end to end, so what is not contiguous must not get there.
+    Plain tensors on the CPU go through `native`, or where that was not built through fused SGD with
+    the gradient z and the weight decay -1: the same to the bit below 1/2, where lerp_ has this form
+    too, and a tenth faster. Both read memory from end to end, so what is not contiguous must not
+    get there.
     """
-    if (
-        not torch.compiler.is_compiling()  # which would compile again for each lam
-        and isinstance(lam, float)
-        and lam < BELOW_HALF
-        and all(map(_is_plain, xs))
-        and all(map(_is_plain, zs))
-    ):
+    if not _is_fast(lam):
+        torch._foreach_lerp_(xs, zs, lam)
+    elif native.PULLS and all(map(_is_native, xs, zs)):
+        native.pull_(xs, zs, lam)
+    elif all(map(_is_plain, xs)) and all(map(_is_plain, zs)):
         torch._fused_sgd_(
             xs, zs, [], weight_decay=-1.0, momentum=0.0, lr=-lam, dampening=0.0,
             nesterov=False, maximize=False, is_first_step=True,
@@ -155,7 +160,7 @@ def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
 def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
     """x <- x + lam (z - x) for a number z each: one pass over x where that is zero, and few calls
     however many there are."""
-    if not (isinstance(lam, float) and lam < BELOW_HALF):
+    if not _is_fast(lam):
         for x, z in zip(xs, zs, strict=True):
             x.lerp_(x.new_full((), z), lam)
         return
@@ -167,5 +172,23 @@ def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
         torch._foreach_add_(other, way, alpha=lam)
 
 
+def _is_fast(lam: Any) -> bool:
+    """Whether the other forms of a lerp are the same bits. (Compiled, each lam would be another
+    program.)"""
+    return isinstance(lam, float) and lam < BELOW_HALF and not torch.compiler.is_compiling()
+
+
 def _is_plain(t: Tensor) -> bool:
     return type(t) in PLAIN and t.is_cpu and t.dtype in FUSED and t.is_contiguous()
+
+
+def _is_native(x: Tensor, z: Tensor) -> bool:
+    return (
+        (x.dtype, z.dtype) in native.PULLS
+        and x.is_cpu
+        and z.is_cpu
+        and type(x) in PLAIN
+        and type(z) in PLAIN
+        and x.is_contiguous()
+        and z.is_contiguous()
+    )
