@@ -87,5 +87,5 @@ results: $(STAMP)
 
 # Results under runs/ stay.
 clean:
-	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf src/sodaopt/libnative.so .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,36 +7,49 @@ Without one, or with SODAOPT_NATIVE=0, the wheel is pure Python and works everyw
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).resolve().parent / "src" / "sodaopt" / "native.c"
+SOURCE = Path(__file__).parent / "src" / "sodaopt" / "native.c"
 LIBRARY = SOURCE.with_name("libnative.so")
 
 
 def build() -> str | None:
-    """Compile beside the source; why not, where it cannot be done."""
+    """Compile beside the source. Where that cannot be done: why, and no older library is left."""
+    why = _build()
+    if why:
+        with contextlib.suppress(OSError):
+            LIBRARY.unlink()
+    return why
+
+
+def _build() -> str | None:
     if os.environ.get("SODAOPT_NATIVE") == "0":
         return "SODAOPT_NATIVE=0"
     if sys.platform != "linux":
         return f"not done on {sys.platform}"
-    cc = shlex.split(os.environ.get("CC", "cc"))
-    new, made = (LIBRARY.with_suffix(f".{os.getpid()}.{kind}") for kind in ("so", "o"))
-    # Compiled for OpenMP but not linked with it: the runtime is the one that torch has loaded.
+    new = LIBRARY.with_suffix(f".{os.getpid()}.so")
+    # Products and sums are fused as in torch's lerp_. Compiled for OpenMP but not linked with it:
+    # the runtime is the one that torch has loaded.
+    flags = ["-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast"]
     try:
-        subprocess.run([*cc, "-O3", "-fPIC", "-fopenmp", "-c", SOURCE, "-o", made], check=True)
-        subprocess.run([*cc, "-shared", made, "-o", new], check=True)
+        cc = shlex.split(os.environ.get("CC") or "cc")
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "native.o"
+            subprocess.run([*cc, *flags, "-c", SOURCE, "-o", made], check=True)
+            subprocess.run([*cc, "-shared", made, "-o", new], check=True)
         new.replace(LIBRARY)  # at once: a running process may have the old one
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
         return str(error)
-    finally:
-        made.unlink(missing_ok=True)
-        new.unlink(missing_ok=True)
     return None
 
 
@@ -56,6 +69,6 @@ else:
                 self.app.display_warning(f"a pure wheel, native.c was not built: {why}")
                 return
             system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["artifacts"].append(str(LIBRARY.relative_to(self.root)))
+            build_data["artifacts"].append(str(LIBRARY.relative_to(SOURCE.parents[2])))
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{system}"

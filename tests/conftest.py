@@ -16,5 +16,6 @@ def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Frameworks take a GPU where they find one; what is bitwise on a CPU need not be so there."""
     if not request.node.get_closest_marker("gpu"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for processes that a test starts
+        monkeypatch.setenv("JAX_PLATFORMS", "cpu")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

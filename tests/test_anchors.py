@@ -7,7 +7,8 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -364,10 +365,11 @@ def test_lerp(make: Callable[[], list[Tensor]], lam: Any) -> None:
     around = [x._base.clone() if x._base is not None else None for x in xs]
     plain = [x.clone() for x in xs]
     torch._foreach_lerp_(plain, zs, lam)
-    before = [z.clone() for z in zs]
+    before, versions = [z.clone() for z in zs], [x._version for x in xs]
     pulling.lerp_(xs, zs, lam)
     assert_bitwise(xs, plain)
     assert_bitwise(zs, before)
+    assert all(x._version > v for x, v in zip(xs, versions, strict=True))  # autograd is told
     for x, old in zip(xs, around, strict=True):
         if old is not None:  # what is stored beside a view stays
             same = torch.zeros_like(old)
@@ -396,14 +398,72 @@ def test_native(
     expected = [t.clone() for t in whole[0]]
     for t, z in zip(expected, zs, strict=True):
         t[offset : len(t) - offset].lerp_(z.to(t.dtype), lam)
-    versions, before = [x._version for x in xs], torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+    with on_threads(threads):
         native.pull_(xs, zs, lam)
+    assert_bitwise(whole[0], expected)
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
-    assert_bitwise(whole[0], expected)
-    assert all(x._version > v for x, v in zip(xs, versions, strict=True))  # autograd is told
+
+
+@pytest.mark.usefixtures("passes")
+def test_tensors_that_share_memory_are_pulled_one_after_the_other() -> None:
+    """As torch does it: weights tied by their data are two parameters on one storage."""
+    torch.manual_seed(0)
+    n = 1 << 23
+    start, z = torch.randn(n), torch.randn(n)
+    cuts = [slice(n * k // 8, None) for k in range(7, 0, -1)]
+    views = [slice(None), *cuts, slice(None, n // 3), slice(n // 5, n)]
+    expected = start.clone()
+    for at in views:
+        expected[at].lerp_(z[at], 0.3)
+    for _ in range(6):  # who comes first is a matter of luck
+        x = start.clone()
+        with on_threads(2):
+            pulling.lerp_([x[at] for at in views], [z[at] for at in views], 0.3)
+        assert torch.equal(x, expected)
+
+
+@pytest.mark.usefixtures("passes")
+def test_a_freed_storage_is_an_error() -> None:
+    p = nn.Parameter(torch.randn(1 << 16))
+    opt = SODAWrapper(torch.optim.SGD([p], 0.1))
+    p.grad = torch.ones_like(p)
+    opt.step()
+    p.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError):
+        opt.step()
+
+
+@pytest.mark.usefixtures("passes")
+def test_a_negated_view_is_not_read_as_it_lies() -> None:
+    x, z = torch.zeros(1 << 16), torch._neg_view(torch.ones(1 << 16))
+    pulling.lerp_([x], [z], 0.25)
+    assert (x == -0.25).all()
+
+
+@pytest.mark.skipif(not native.PULLS, reason="native.c was not built: python hatch_build.py")
+@pytest.mark.parametrize("fault", ["other bits", "a symbol is missing", "no library"])
+def test_a_library_that_is_not_sound_is_not_used(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "PULLS", {})
+    if fault == "other bits":
+        lerp = Tensor.lerp
+        monkeypatch.setattr(Tensor, "lerp", lambda x, z, w: lerp(x, z, w).nextafter(z))
+    elif fault == "a symbol is missing":
+        monkeypatch.setattr(native, "PAIRS", [*native.PAIRS, (torch.float16, torch.float16)])
+    else:
+        monkeypatch.setattr(native, "LIBRARY", tmp_path / "libnative.so")
+    native._load()
+    assert native.PULLS == {}
 
 
 # -- checkpoints ----------------------------------------------------------------------------------
@@ -603,16 +663,17 @@ def test_refused(name: str, words: str) -> None:
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=model()[1], at_start="reanchor")
 
 
-def test_a_kernel_takes_the_place_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every z0 that is made from a seed goes through one function, which a kernel may replace."""
+def test_one_function_makes_every_z0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made from a seed goes through `regenerate_`, which may take a kernel."""
     calls: list[tuple[str, int, float]] = []
 
-    def kernel(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
-        assert x.dim() == 1
-        calls.append((spec.name, x.numel(), lam))
-        x.lerp_(torch.full_like(x, 0.5), lam)
+    def kernel(xs: list[Tensor], ps: list[Tensor], specs: list[Spec], lam: Any) -> None:
+        for x, spec in zip(xs, specs, strict=True):
+            assert x.dim() == 1
+            calls.append((spec.name, x.numel(), lam))
+            x.lerp_(torch.full_like(x, 0.5), lam)
 
-    monkeypatch.setitem(init.KERNELS, "cpu", kernel)
+    monkeypatch.setattr(init, "regenerate_", kernel)
     net = nn.Linear(4, 3, bias=False)
     seeds = seeded_(net)
     assert_bitwise(weights(net), [torch.full((3, 4), 0.5)])

@@ -163,6 +163,47 @@ def test_seeds_are_the_cpus_bits(kind: str) -> None:
     assert torch.equal(cpu, gpu.cpu())
 
 
+@pytest.mark.parametrize("lam", [1e-3, 1 / 3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("start", [0, 1, 2, 3, (1 << 33) + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["uniform", "sign", "normal", "truncated"])
+def test_seeds_in_registers(kind: str, dtype: torch.dtype, start: int, lam: float) -> None:
+    """The kernel has the bits of plain torch operations, for every start and tail."""
+    from sodaopt.kernels import seeded
+
+    spec = init.Spec("w", init.Init(kind, -0.3, 0.4), (1 << 63) + 5, (1 << 34,))
+    torch.manual_seed(0)
+    for n in (1, 5, 2047, 2048, 2051, 100_003):
+        z0 = spec.values(start, start + n, torch.device("cuda")).to(dtype)
+        for x in (torch.randn(n, device="cuda"), torch.randn(n, device="cuda").to(dtype)):
+            expected = x.lerp(z0.to(x.dtype), lam)
+            cut = n // 3  # two tensors in one launch, the second of them aligned to nothing
+            seeded.pull_([x[:cut], x[cut:]], [spec] * 2, [start, start + cut], lam, dtype)
+            assert torch.equal(x, expected), (n, x.dtype)
+
+
+@pytest.mark.parametrize("lam", [1e-3, 1 / 3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")], ids=str
+)
+def test_pull_toward_another_dtype(dtypes: tuple[str, str], offset: int, lam: float) -> None:
+    from sodaopt.kernels import pull
+
+    x_dtype, z_dtype = (getattr(torch, name) for name in dtypes)
+    torch.manual_seed(0)
+    sizes = [1, 7, 2048, 8191, 8192, 8193, 100_003]
+    whole = [torch.randn(n + offset, device="cuda").to(x_dtype) for n in sizes]
+    xs = [x[offset:] for x in whole]
+    zs = [torch.randn(n + offset, device="cuda").to(z_dtype)[offset:] for n in sizes]
+    expected = [x.clone() for x in whole]
+    for x, z in zip(expected, zs, strict=True):
+        x[offset:] = x[offset:].float().lerp(z.float(), lam).to(x_dtype)
+    pull.pull_(xs, zs, lam)
+    for x, y in zip(whole, expected, strict=True):
+        assert torch.equal(x, y)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounding_has_the_cpus_bits(dtype: torch.dtype) -> None:
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))

@@ -225,7 +225,9 @@ MESHES: dict[tuple[int, ...], Any] = {}
 def laid_out(
     name: str, dtype: torch.dtype = torch.float64, partial: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """For each layout: are all parameters, after random gradients, those of the whole run?"""
+    """For each layout: are all parameters, after random gradients, those of the whole run? To the
+    bit, but for products of float64 matrices, whose last bits may depend on where in memory they
+    begin."""
     from torch.distributed.tensor import DTensor, Partial
 
     def draw(seed: int) -> list[Tensor]:
@@ -251,7 +253,9 @@ def laid_out(
                 else:
                     p.grad = cut(g, mesh, placements)
             opt.step()
-        yield label, equal([whole(p) for p in split], [p.detach() for p in plain])
+        ours, theirs = [whole(p) for p in split], [p.detach() for p in plain]
+        exact = METHODS[name].geometry.elementwise or dtype != torch.float64
+        yield label, equal(ours, theirs) if exact else gap(ours, theirs) <= 1e-12
 
 
 def placed(name: str) -> None:

@@ -321,10 +321,13 @@ class Regenerated(Elsewhere):
         return init.regenerated(p, self._spec(p)).view(sharded.local(p).shape)
 
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
-        for p, x in zip(ps, xs, strict=True):
-            if x.is_contiguous():
-                init.regenerate_(x.view(-1), p, self._spec(p), lam)
-            else:  # such as channels_last: elements are numbered in another order
+        pairs = list(zip(xs, ps, strict=True))
+        rows = [(x.view(-1), p, self._spec(p)) for x, p in pairs if x.is_contiguous()]
+        init.regenerate_(
+            [x for x, _, _ in rows], [p for _, p, _ in rows], [s for *_, s in rows], lam
+        )
+        for x, p in pairs:
+            if not x.is_contiguous():  # such as channels_last: numbered in another order
                 x.lerp_(self.give(p, x).to(x.dtype), lam)
 
     def _spec(self, p: Tensor) -> Spec:

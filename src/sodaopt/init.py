@@ -14,13 +14,15 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from . import philox, sharded
+from . import kernels, philox, sharded
 from ._errors import times
+from .pulling import lerp_to_numbers_
 
 SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 """Elements made at a time in plain torch operations: a processor's cache, a GPU's launches."""
@@ -138,15 +140,11 @@ class Spec:
 
     def values(self, start: int, stop: int, device: torch.device) -> Tensor:
         """Elements start..stop-1 of the flattened parameter, fp32."""
-        if self.init.kind == "constant":
-            return torch.full((stop - start,), self.init.a, dtype=torch.float32, device=device)
         w = self.init.words
         return self.init.make(philox.words(w * start, w * stop, self._key, self.stream, device))
 
     def values_at(self, index: Tensor) -> Tensor:
         """The elements with these numbers, fp32."""
-        if self.init.kind == "constant":
-            return torch.full_like(index, self.init.a, dtype=torch.float32)
         w = self.init.words
         index = (index.unsqueeze(-1) * w + torch.arange(w, device=index.device)).flatten()
         return self.init.make(philox.words_at(index, self._key, self.stream))
@@ -166,25 +164,44 @@ class Spec:
             yield at, z0.to(p.dtype)
 
 
-Regenerate: TypeAlias = Callable[[Tensor, Tensor, Spec, Any], None]
-KERNELS: dict[str, Regenerate] = {}
-"""By type of device, what takes the place of plain torch operations in `regenerate_`."""
-
-
 @torch._disable_dynamo  # type: ignore[attr-defined]  # as many operations as slices
-def regenerate_(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
-    """x <- x + lam (z0 - x), x flat and contiguous: the first elements of this rank's part of p.
+def regenerate_(xs: list[Tensor], ps: list[Tensor], specs: list[Spec], lam: Any) -> None:
+    """x <- x + lam (z0 - x), each x flat and contiguous: the first elements of this rank's part of
+    its p. All z0 that is made from a seed is made here, rounded to p's dtype; lam = 1 writes z0."""
+    numbers: tuple[list[Tensor], list[float]] = [], []
+    launches: dict[Any, list[tuple[Tensor, Spec, int]]] = {}
+    for x, p, spec in zip(xs, ps, specs, strict=True):
+        if spec.init.kind == "constant":
+            numbers[0].append(x)
+            numbers[1].append(_rounded(spec.init.a, p.dtype))
+        elif (start := _start(x, p, lam)) is not None:
+            key = x.device, x.dtype, spec.init.kind, p.dtype
+            launches.setdefault(key, []).append((x, spec, start))
+        else:
+            for at, z0 in spec.slices(p, x.numel()):
+                x[at].lerp_(z0.to(x.dtype), lam)
+    if numbers[0]:
+        lerp_to_numbers_(*numbers, lam)
+    for (*_, dtype), rows in launches.items():
+        from .kernels import seeded
 
-    All z0 that is made from a seed is made here. A kernel that is put into KERNELS makes it in
-    registers: `sharded.numbers(p, 0, x.numel())` says which elements these are, z0 is rounded to
-    p's dtype, and lam = 1 writes z0 itself.
-    """
-    KERNELS.get(x.device.type, _regenerate_in_torch_)(x, p, spec, lam)
+        x_, spec_, start_ = (list(column) for column in zip(*rows, strict=True))
+        seeded.pull_(x_, spec_, start_, lam, dtype)
 
 
-def _regenerate_in_torch_(x: Tensor, p: Tensor, spec: Spec, lam: Any) -> None:
-    for at, z0 in spec.slices(p, x.numel()):
-        x[at].lerp_(z0.to(x.dtype), lam)
+@cache
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=torch.float32).to(dtype))
+
+
+def _start(x: Tensor, p: Tensor, lam: Any) -> int | None:
+    """The number of x's first element, where a kernel can make z0 in registers: for fp32 or less,
+    of elements that follow one another."""
+    wide = x.dtype.itemsize > 4 or p.dtype.itemsize > 4
+    if wide or not (x.is_cuda and isinstance(lam, float) and kernels.available()):
+        return None
+    n = sharded.numbers(p, 0, x.numel())
+    return n.start if isinstance(n, range) else None
 
 
 @torch.no_grad()
@@ -193,7 +210,7 @@ def regenerated(p: Tensor, spec: Spec, elements: int | None = None) -> Tensor:
     part = sharded.local(p)
     n = part.numel() if elements is None else min(elements, part.numel())
     z0 = torch.zeros(n, dtype=p.dtype, device=part.device)
-    regenerate_(z0, p, spec, 1.0)
+    regenerate_([z0], [p], [spec], 1.0)
     return z0
 
 
@@ -249,6 +266,6 @@ def fill_(p: Tensor, spec: Spec) -> None:
     """Write the initial weights into p; each rank its own part."""
     part = sharded.local(p)
     if part.is_contiguous():
-        regenerate_(part.zero_().view(-1), p, spec, 1.0)
+        regenerate_([part.zero_().view(-1)], [p], [spec], 1.0)
     else:  # such as channels_last: elements are numbered in another order than they are stored
         part.copy_(regenerated(p, spec).view(part.shape))

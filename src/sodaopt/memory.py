@@ -147,7 +147,7 @@ def _seconds(kind: str, p: Tensor, params: list[Tensor]) -> float:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        init.regenerate_(x, x, spec, 0.5)
+        init.regenerate_([x], [x], [spec], 0.5)
         x[:1].item()  # waits for the device
         times.append(time.perf_counter() - start)
     return min(times) / n * sum(q.numel() for q in params)

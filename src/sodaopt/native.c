@@ -5,16 +5,21 @@
    again at each. Several pages side by side hide these beginnings.
 
    Threads are OpenMP's, of the runtime that torch has loaded: this file is linked without one, so
-   that there are not two with a pool each, and torch.set_num_threads holds here too. */
+   that there are not two with a pool each. */
 
 #include <stdint.h>
 #include <string.h>
 
 #include <omp.h>
 
-#define LINE 64   /* bytes of a cache line */
-#define PAGE 4096 /* bytes within which the hardware fetches ahead */
-#define SIDE 4    /* pages that are walked side by side */
+#ifdef __clang__
+#error "clang calls another OpenMP than the one that torch brings"
+#endif
+_Static_assert(sizeof(void *) == sizeof(int64_t), "pointers come as 64-bit numbers");
+
+#define LINE 64     /* bytes of a cache line */
+#define PAGE 4096   /* bytes within which the hardware fetches ahead */
+#define SIDE 4      /* pages that are walked side by side */
 #define GRAIN 32768 /* elements below which another thread does not pay */
 
 #if defined(__x86_64__) && defined(__gnu_linux__)
@@ -32,7 +37,8 @@ static inline float from_bfloat16(uint16_t z) {
     return wide;
 }
 
-/* NAME: for x of type X and z0 of type Z, which FROM widens. */
+/* NAME: for x of type X and z0 of type Z, which FROM widens. One tensor after the other, as they
+   may share memory, and each in equal shares of whole lines. */
 #define PULL(NAME, X, Z, FROM)                                                                     \
     CLONES static void NAME##_part(X *restrict x, const Z *restrict z, X lam, int64_t n) {         \
         enum { line = LINE / sizeof(X), page = PAGE / sizeof(X) };                                 \
@@ -45,19 +51,18 @@ static inline float from_bfloat16(uint16_t z) {
         for (; i < n; i++) x[i] += lam * (FROM(z[i]) - x[i]);                                      \
     }                                                                                              \
                                                                                                    \
-    void NAME(int64_t count, X *const *x, const Z *const *z, const int64_t *n, double lam) {       \
-        int64_t total = 0;                                                                         \
+    void NAME(int64_t count, X *const *x, const Z *const *z, const int64_t *n, double lam,         \
+              int64_t threads) {                                                                   \
+        int64_t total = 0, line = LINE / sizeof(X);                                                \
         for (int64_t c = 0; c < count; c++) total += n[c];                                         \
-        int64_t most = omp_get_max_threads(), wanted = total / GRAIN + 1;                          \
-        _Pragma("omp parallel num_threads(wanted < most ? wanted : most)") {                       \
-            /* An equal share of all elements together, cut between lines. */                      \
-            int64_t share = total / omp_get_num_threads() + 1, line = LINE / sizeof(X);            \
+        int64_t wanted = total / GRAIN + 1;                                                        \
+        _Pragma("omp parallel num_threads(wanted < threads ? wanted : threads)")                   \
+        for (int64_t c = 0; c < count; c++) {                                                      \
+            int64_t share = n[c] / omp_get_num_threads() + 1;                                      \
             share = (share + line - 1) / line * line;                                              \
-            int64_t begin = share * omp_get_thread_num(), end = begin + share, at = 0;             \
-            for (int64_t c = 0; c < count && at < end; at += n[c++]) {                             \
-                int64_t a = begin > at ? begin - at : 0, b = end - at < n[c] ? end - at : n[c];    \
-                if (a < b) NAME##_part(x[c] + a, z[c] + a, (X)lam, b - a);                         \
-            }                                                                                      \
+            int64_t begin = share * omp_get_thread_num(), size = n[c] - begin;                     \
+            if (size > 0) NAME##_part(x[c] + begin, z[c] + begin, lam, size < share ? size : share); \
+            _Pragma("omp barrier")                                                                 \
         }                                                                                          \
     }
 

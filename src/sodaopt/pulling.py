@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from . import native
+from . import kernels, native
 from .sharded import PLAIN
 
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
@@ -19,17 +19,15 @@ Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 BELOW_HALF = 0.5 - 2**-25
 """Here lerp_ has the form x + lam (z - x), also where lam is rounded to fp32."""
 FUSED = frozenset((torch.float32, torch.float64))
+LARGE = 1 << 15
+"""Elements from which on `native` is faster than torch."""
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
 
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # streams, and as many calls as buckets
 def pull_in_buckets_(far: list[Piece], lam: Any) -> None:
-    if native.PULLS and _is_fast(lam):
-        at_hand = [_is_native(x, z) and dtype in (x.dtype, z.dtype) for x, z, dtype in far]
-        done = list(compress(far, at_hand))
-        native.pull_([x for x, _, _ in done], [z for _, z, _ in done], lam)
-        far = [piece for piece, is_done in zip(far, at_hand, strict=True) if not is_done]
+    far = _pull_as_they_are_(far, lam)
     sides: dict[tuple[torch.device, torch.dtype, bool], list[Piece]] = {}
     for x, z, dtype in far:
         over = x.is_cuda and not z.is_cuda
@@ -41,6 +39,31 @@ def pull_in_buckets_(far: list[Piece], lam: Any) -> None:
             n = sum(_rounded(x.numel()) for x, _, its in bucket if its != dtype)
             room = room if room.numel() >= n else torch.empty(n, dtype=dtype, device=device)
             lerp_([x for x, _, _ in bucket], _cast(bucket, room), lam)
+
+
+def _pull_as_they_are_(far: list[Piece], lam: Any) -> list[Piece]:
+    """Pull toward a z0 of another dtype on x's own device, where there is a pass that widens it on
+    the way. Returns the others."""
+    rest, here = [], []
+    launches: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for x, z, dtype in far:
+        if dtype not in (x.dtype, z.dtype):
+            rest.append((x, z, dtype))
+        elif _is_fast(lam) and _is_native(x, z):
+            here.append((x, z))
+        elif isinstance(lam, float) and _is_for_triton(x, z):
+            launch = launches.setdefault((x.device, x.dtype, z.dtype), ([], []))
+            launch[0].append(x)
+            launch[1].append(z)
+        else:
+            rest.append((x, z, dtype))
+    if here:
+        native.pull_([x for x, _ in here], [z for _, z in here], lam)
+    for launch in launches.values():
+        from .kernels import pull
+
+        pull.pull_(*launch, lam)
+    return rest
 
 
 def _cast(bucket: list[Piece], room: Tensor) -> list[Tensor]:
@@ -139,22 +162,25 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
     """x <- x + lam (z - x), each z of its x's shape and dtype.
 
-    Plain tensors on the CPU go through `native`, or where that was not built through fused SGD with
-    the gradient z and the weight decay -1: the same to the bit below 1/2, where lerp_ has this form
-    too, and a tenth faster. Both read memory from end to end, so what is not contiguous must not
-    get there.
+    Plain tensors on the CPU go through `native` where they are large and that was built, else
+    through fused SGD with the gradient z and the weight decay -1: the same to the bit below 1/2,
+    where lerp_ has this form too, and a tenth faster. Both read memory from end to end, so what is
+    not contiguous must not get there.
     """
-    if not _is_fast(lam):
+    if not (_is_fast(lam) and all(map(_is_plain, xs)) and all(map(_is_plain, zs))):
         torch._foreach_lerp_(xs, zs, lam)
-    elif native.PULLS and all(map(_is_native, xs, zs)):
-        native.pull_(xs, zs, lam)
-    elif all(map(_is_plain, xs)) and all(map(_is_plain, zs)):
+        return
+    large = [x.numel() >= LARGE and (x.dtype, x.dtype) in native.PULLS for x in xs]
+    if any(large):
+        native.pull_(list(compress(xs, large)), list(compress(zs, large)), lam)
+    if not all(large):
+        small = [not is_large for is_large in large]
+        xs, zs = list(compress(xs, small)), list(compress(zs, small))
         torch._fused_sgd_(
             xs, zs, [], weight_decay=-1.0, momentum=0.0, lr=-lam, dampening=0.0,
             nesterov=False, maximize=False, is_first_step=True,
         )  # fmt: skip
-    else:
-        torch._foreach_lerp_(xs, zs, lam)
+        torch.autograd.graph.increment_version(xs)  # which it does not do
 
 
 def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
@@ -179,16 +205,25 @@ def _is_fast(lam: Any) -> bool:
 
 
 def _is_plain(t: Tensor) -> bool:
-    return type(t) in PLAIN and t.is_cpu and t.dtype in FUSED and t.is_contiguous()
+    """In fp32 or fp64 on the host, and its values are what lies there from end to end."""
+    return t.dtype in FUSED and _is_bare(t)
 
 
 def _is_native(x: Tensor, z: Tensor) -> bool:
+    return (x.dtype, z.dtype) in native.PULLS and _is_bare(x) and _is_bare(z)
+
+
+def _is_bare(t: Tensor) -> bool:
+    return type(t) in PLAIN and t.is_cpu and t.is_contiguous() and not t.is_neg()
+
+
+def _is_for_triton(x: Tensor, z: Tensor) -> bool:
     return (
-        (x.dtype, z.dtype) in native.PULLS
-        and x.is_cpu
-        and z.is_cpu
-        and type(x) in PLAIN
-        and type(z) in PLAIN
+        x.is_cuda
+        and x.device == z.device
+        and x.dtype.itemsize <= 4
+        and z.dtype.itemsize <= 4
         and x.is_contiguous()
         and z.is_contiguous()
+        and kernels.available()
     )

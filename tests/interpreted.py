@@ -1,0 +1,73 @@
+"""Triton's kernels on a CPU, through its interpreter, which must be chosen before it is imported:
+
+    TRITON_INTERPRET=1 python -m tests.interpreted        a line of JSON, for `test_kernels.py`
+
+The interpreter knows neither the functions of a GPU's library (normal weights) nor how to round to
+bf16, and its fma rounds twice: `test_gpu.py` has what is missing, and the products here are exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import torch
+
+from sodaopt import init
+
+KINDS = {"uniform": init.uniform(-0.3, 0.2), "sign": init.sign(0.1)}
+DTYPES = (torch.float32, torch.float16)
+STARTS = (0, 3, 2**33 + 5)
+LAMS = (0.25, 1.0)
+SIZES = (1, 1030, 5000)
+
+
+def seeded(kind: str, dtype: torch.dtype, start: int, lam: float) -> bool:
+    from sodaopt.kernels import seeded
+
+    specs = [init.Spec(f"w{j}", KINDS[kind], 2**63 + 5, (1 << 40,)) for j in range(len(SIZES))]
+    xs = [torch.randn(n).to(dtype) for n in SIZES]
+    expected = [
+        x.lerp(spec.values(start, start + x.numel(), x.device).to(dtype), lam)
+        for x, spec in zip(xs, specs, strict=True)
+    ]
+    seeded.pull_(xs, specs, [start] * len(SIZES), lam, dtype)
+    return all(map(torch.equal, xs, expected))
+
+
+def pull(x_dtype: torch.dtype, z_dtype: torch.dtype, offset: int, lam: float) -> bool:
+    from sodaopt.kernels import pull
+
+    whole = [torch.randn(n + offset).to(x_dtype) for n in SIZES]
+    zs = [torch.randn(n + offset).to(z_dtype)[offset:] for n in SIZES]
+    expected = [x.clone() for x in whole]
+    for x, z in zip(expected, zs, strict=True):
+        x[offset:] = x[offset:].float().lerp(z.float(), lam).to(x_dtype)
+    pull.pull_([x[offset:] for x in whole], zs, lam)
+    return all(map(torch.equal, whole, expected))
+
+
+def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
+    for kind in KINDS:
+        for dtype in DTYPES:
+            for start in STARTS:
+                for lam in LAMS:
+                    yield "seeded", (kind, dtype, start, lam)
+    for offset in (0, 3):
+        for lam in LAMS:
+            yield "pull", (torch.float32, torch.float16, offset, lam)
+            yield "pull", (torch.float16, torch.float32, offset, lam)
+
+
+def name(check: str, arguments: tuple[object, ...]) -> str:
+    return "-".join((check, *(str(a).removeprefix("torch.") for a in arguments)))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    checks = {"seeded": seeded, "pull": pull}
+    print(json.dumps({name(c, a): checks[c](*a) for c, a in cases()}))  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    main()
