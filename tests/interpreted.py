@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from sodaopt import init
+from sodaopt import init, rounding
 
 KINDS = {"uniform": init.uniform(-0.3, 0.2), "sign": init.sign(0.1)}
 DTYPES = (torch.float32, torch.float16)
@@ -35,15 +35,33 @@ def seeded(kind: str, dtype: torch.dtype, start: int, lam: float) -> bool:
     return all(map(torch.equal, xs, expected))
 
 
-def pull(x_dtype: torch.dtype, z_dtype: torch.dtype, offset: int, lam: float) -> bool:
+def pull(dtype: torch.dtype, offset: int, lam: float) -> bool:
     from sodaopt.kernels import pull
 
-    whole = [torch.randn(n + offset).to(x_dtype) for n in SIZES]
-    zs = [torch.randn(n + offset).to(z_dtype)[offset:] for n in SIZES]
+    whole = [torch.randn(n + offset) for n in SIZES]
+    zs = [torch.randn(n + offset).to(dtype)[offset:] for n in SIZES]
     expected = [x.clone() for x in whole]
     for x, z in zip(expected, zs, strict=True):
-        x[offset:] = x[offset:].float().lerp(z.float(), lam).to(x_dtype)
+        x[offset:].lerp_(z.float(), lam)
     pull.pull_([x[offset:] for x in whole], zs, lam)
+    return all(map(torch.equal, whole, expected))
+
+
+def rounded(dtype: torch.dtype, offset: int, start: int, add: bool) -> bool:
+    from sodaopt.kernels import rounding as kernel
+
+    whole = [torch.randn(n + offset).to(dtype) for n in SIZES]
+    ps, expected = [p[offset:] for p in whole], [p.clone() for p in whole]
+    xs = [torch.randn(n) * 10.0 ** torch.linspace(-9, 4, n) for n in SIZES]
+    for x in xs[1:]:
+        x[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65519.0, 1e-40])
+    for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
+        index = torch.arange(start, start + len(x))
+        y = x + p[offset:].float() if add else x
+        p[offset:] = rounding.stochastic(y, dtype, rounding.key(7, j, 9), index)
+    numbers = list(range(len(SIZES)))
+    prefixes = [rounding.prefix(7, j) for j in numbers]
+    kernel.write_(ps, xs, [start] * len(SIZES), prefixes, 9, add)
     return all(map(torch.equal, whole, expected))
 
 
@@ -55,8 +73,11 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
                     yield "seeded", (kind, dtype, start, lam)
     for offset in (0, 3):
         for lam in LAMS:
-            yield "pull", (torch.float32, torch.float16, offset, lam)
-            yield "pull", (torch.float16, torch.float32, offset, lam)
+            yield "pull", (torch.bfloat16, offset, lam)
+            yield "pull", (torch.float16, offset, lam)
+        for dtype in (torch.bfloat16, torch.float16):
+            for start, add in ((0, False), (3, True), (2**33 + 5, True)):
+                yield "rounded", (dtype, offset, start, add)
 
 
 def name(check: str, arguments: tuple[object, ...]) -> str:
@@ -65,7 +86,7 @@ def name(check: str, arguments: tuple[object, ...]) -> str:
 
 def main() -> None:
     torch.manual_seed(0)
-    checks = {"seeded": seeded, "pull": pull}
+    checks = {"seeded": seeded, "pull": pull, "rounded": rounded}
     print(json.dumps({name(c, a): checks[c](*a) for c, a in cases()}))  # type: ignore[operator]
 
 

@@ -6,7 +6,11 @@ import contextlib
 import copy
 import io
 import math
+import os
 import pickle
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -447,6 +451,33 @@ def test_a_negated_view_is_not_read_as_it_lies() -> None:
     x, z = torch.zeros(1 << 16), torch._neg_view(torch.ones(1 << 16))
     pulling.lerp_([x], [z], 0.25)
     assert (x == -0.25).all()
+
+
+@pytest.mark.skipif(not native.PULLS, reason="native.c was not built: python hatch_build.py")
+@pytest.mark.parametrize("fault", ["x[e] +=", "x[i] +="], ids=["in the blocks", "in the tail"])
+def test_a_fault_in_the_library_is_found(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = (Path(native.__file__).with_name("native.c")).read_text(encoding="utf-8")
+    assert fault in source
+    (tmp_path / "n.c").write_text(source.replace(fault, f"{fault} 2 *"), encoding="utf-8")
+    cc = shlex.split(os.environ.get("CC") or "cc")
+    build = [*cc, "-O1", "-fPIC", "-fopenmp", "-ffp-contract=fast"]
+    subprocess.run([*build, "-c", "n.c", "-o", "n.o"], cwd=tmp_path, check=True)
+    subprocess.run([*cc, "-shared", "n.o", "-o", "n.so"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(native, "PULLS", {})
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "n.so")
+    native._load()
+    assert native.PULLS == {}
+
+
+def test_import_under_another_default_device() -> None:
+    code = (
+        "import torch; torch.set_default_device('meta'); import sodaopt\n"
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)); sodaopt.init.seeded_(net)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.skipif(not native.PULLS, reason="native.c was not built: python hatch_build.py")

@@ -184,21 +184,18 @@ def test_seeds_in_registers(kind: str, dtype: torch.dtype, start: int, lam: floa
 
 @pytest.mark.parametrize("lam", [1e-3, 1 / 3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("offset", [0, 1, 8])
-@pytest.mark.parametrize(
-    "dtypes", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")], ids=str
-)
-def test_pull_toward_another_dtype(dtypes: tuple[str, str], offset: int, lam: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_pull_toward_16_bits(dtype: torch.dtype, offset: int, lam: float) -> None:
     from sodaopt.kernels import pull
 
-    x_dtype, z_dtype = (getattr(torch, name) for name in dtypes)
     torch.manual_seed(0)
     sizes = [1, 7, 2048, 8191, 8192, 8193, 100_003]
-    whole = [torch.randn(n + offset, device="cuda").to(x_dtype) for n in sizes]
+    whole = [torch.randn(n + offset, device="cuda") for n in sizes]
     xs = [x[offset:] for x in whole]
-    zs = [torch.randn(n + offset, device="cuda").to(z_dtype)[offset:] for n in sizes]
+    zs = [torch.randn(n + offset, device="cuda").to(dtype)[offset:] for n in sizes]
     expected = [x.clone() for x in whole]
     for x, z in zip(expected, zs, strict=True):
-        x[offset:] = x[offset:].float().lerp(z.float(), lam).to(x_dtype)
+        x[offset:].lerp_(z.float(), lam)
     pull.pull_(xs, zs, lam)
     for x, y in zip(whole, expected, strict=True):
         assert torch.equal(x, y)
@@ -210,6 +207,85 @@ def test_rounding_has_the_cpus_bits(dtype: torch.dtype) -> None:
     assert torch.equal(
         rounding.stochastic(x, dtype, 7), rounding.stochastic(x.cuda(), dtype, 7).cpu()
     )
+
+
+STEPS = {  # a dtype, an anchor, and which kernels a step then takes
+    "bf16": (torch.float32, "bf16", {"pull"}),
+    "seed": (torch.float32, "seed", {"seeded"}),
+    "16 bits": (torch.bfloat16, "clone", {"pull", "rounding"}),
+    "16 bits, seed": (torch.float16, "seed", {"seeded", "rounding"}),
+    "clone": (torch.float32, "clone", set()),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_take_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch each, however many parameters; and without them the same bits."""
+    from sodaopt import kernels
+    from sodaopt.kernels import pull, seeded
+    from sodaopt.kernels import rounding as rounding_
+
+    dtype, anchor, wanted = STEPS[name]
+    calls: list[str] = []
+
+    def count(module: Any, function: str, name: str) -> None:
+        real = getattr(module, function)
+
+        def counted(*args: Any) -> None:
+            calls.append(name)
+            real(*args)
+
+        monkeypatch.setattr(module, function, counted)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3))).to("cuda", dtype)
+        seeds = init.seeded_(net)
+        opt = SODAWrapper(
+            torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0),
+            anchor=seeds if anchor == "seed" else anchor,
+        )
+        for k in range(6):
+            calls.clear()
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 0.1 * (k - 2))
+            opt.step()
+        return [p.detach() for p in net.parameters()]
+
+    count(pull, "pull_", "pull")
+    count(seeded, "pull_", "seeded")
+    count(rounding_, "write_", "rounding")
+    with_kernels = run()
+    assert set(calls) == wanted
+    assert len(calls) == len(wanted)
+    monkeypatch.setattr(kernels, "usable", lambda what, device: False)
+    assert all(map(torch.equal, run(), with_kernels))
+    assert not calls
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize("start", [0, 3, (1 << 33) + 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int, add: bool) -> None:
+    """The kernel has the bits of plain torch operations, for all sizes that a number can have."""
+    from sodaopt.kernels import rounding as kernel
+
+    torch.manual_seed(0)
+    sizes = [1, 7, 1024, 4095, 4096, 4097, 100_003]
+    whole = [torch.randn(n + offset, device="cuda").to(dtype) for n in sizes]
+    expected = [p.clone() for p in whole]
+    xs = [torch.randn(n, device="cuda") * 10 ** torch.linspace(-12, 6, n).cuda() for n in sizes]
+    for x in xs[1:]:
+        x[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65519.0, 1e-40])
+    for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
+        index = torch.arange(start, start + len(x), device="cuda")
+        y = x + p[offset:].float() if add else x
+        p[offset:] = rounding.stochastic(y, dtype, rounding.key(7, j, 9), index)
+    prefixes = [rounding.prefix(7, j) for j in range(len(sizes))]
+    kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9, add)
+    for p, q in zip(whole, expected, strict=True):
+        assert torch.equal(p.view(torch.int16), q.view(torch.int16))
 
 
 @pytest.mark.parametrize("name", [n for n in msign.BACKENDS if n != "exact"])

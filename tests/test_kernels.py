@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
+from sodaopt import kernels
 from tests.interpreted import cases, name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,6 +24,16 @@ def test_interpreted() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {name(*case): True for case in cases()}
+
+
+def test_a_kernel_that_cannot_run_gives_way() -> None:
+    """Here it cannot: there is no GPU. Elsewhere there may be no compiler, or other bits."""
+    kernels.usable.cache_clear()
+    if find_spec("triton") is None:
+        assert not kernels.usable("pull", torch.device("cpu"))
+        return
+    with pytest.warns(UserWarning, match="plain operations take its place"):
+        assert not kernels.usable("pull", torch.device("cpu"))
 
 
 def test_no_kernel_is_imported_without_need() -> None:

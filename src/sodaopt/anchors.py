@@ -10,7 +10,8 @@
 
 An anchor is asked at a parameter's first step what to keep in the optimizer's state (`take`), and
 then to pull toward z0 at each step (`pull_`). What is not at hand in the right dtype and on the
-right device comes in buckets, so that no second copy of the weights is ever made.
+right device is widened on the way, where there is a pass for it, or comes in buckets, so that no
+second copy of the weights is ever made.
 """
 
 from __future__ import annotations

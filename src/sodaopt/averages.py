@@ -145,11 +145,11 @@ class _Periodic(Wrapper):
         for n, p in pairs:
             p_, slow = sharded.local(p), sharded.local(self.own(p)["slow"])
             x = self.outer(p, slow.to(sum_dtype(p.dtype)), p_.to(sum_dtype(p.dtype)))
-            if x.dtype != p.dtype:
-                key = rounding.key(0, n, group[self.key("k")])
-                x = rounding.stochastic(x, p.dtype, key, sharded.element_numbers(p))
-            p_.copy_(x)
-            slow.copy_(x)
+            if x.dtype == p.dtype:
+                p_.copy_(x)
+            else:
+                rounding.write_([p], [x], [n], 0, group[self.key("k")])
+            slow.copy_(p_)
 
     def more(self, p: Tensor) -> dict[str, Tensor]:
         """What else is kept of p; there from the first step on, as checkpoints expect."""

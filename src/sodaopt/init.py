@@ -4,8 +4,8 @@
     opt = SODAWrapper(AdamW(model.parameters(), weight_decay=0), anchor=seeds)
 
 `seeded_` fills a model with the distributions of torch's default initialisers; z0 is then made
-again slice by slice at each step. Uniform and sign weights are the same bits on every device and
-cheap; normal ones are the same on the same kind of device.
+again at each step: in registers on a GPU, elsewhere slice by slice. Uniform and sign weights have
+the same bits on every device, normal ones on the same kind of device.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from . import kernels, philox, sharded
+from ._bare import is_bare
 from ._errors import times
 from .pulling import lerp_to_numbers_
 
@@ -134,7 +135,7 @@ class Spec:
     seed: int
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def stream(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
 
@@ -174,7 +175,7 @@ def regenerate_(xs: list[Tensor], ps: list[Tensor], specs: list[Spec], lam: Any)
         if spec.init.kind == "constant":
             numbers[0].append(x)
             numbers[1].append(_rounded(spec.init.a, p.dtype))
-        elif (start := _start(x, p, lam)) is not None:
+        elif (start := _start(x, p, spec.init.kind, lam)) is not None:
             key = x.device, x.dtype, spec.init.kind, p.dtype
             launches.setdefault(key, []).append((x, spec, start))
         else:
@@ -191,17 +192,19 @@ def regenerate_(xs: list[Tensor], ps: list[Tensor], specs: list[Spec], lam: Any)
 
 @cache
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=torch.float32).to(dtype))
+    return float(torch.tensor(value, dtype=torch.float32, device="cpu").to(dtype))
 
 
-def _start(x: Tensor, p: Tensor, lam: Any) -> int | None:
+NARROW = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def _start(x: Tensor, p: Tensor, kind: str, lam: Any) -> int | None:
     """The number of x's first element, where a kernel can make z0 in registers: for fp32 or less,
     of elements that follow one another."""
-    wide = x.dtype.itemsize > 4 or p.dtype.itemsize > 4
-    if wide or not (x.is_cuda and isinstance(lam, float) and kernels.available()):
+    if not (x.is_cuda and isinstance(lam, float) and is_bare(x) and {x.dtype, p.dtype} <= NARROW):
         return None
-    n = sharded.numbers(p, 0, x.numel())
-    return n.start if isinstance(n, range) else None
+    n = sharded.numbers(p, 0, 0)  # of none of them: whether it is a range, and where that begins
+    return n.start if isinstance(n, range) and kernels.usable(kind, x.device) else None
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
 """x <- x + lam (z - x) on the CPU in one compiled pass: `native.c`, where it was built.
 
-On large tensors a fifth faster than torch's own passes, the same bits, and z0 in bf16 is widened on
-the way. The library is plain C and is built with the package if there is a compiler; without it
-everything works as before.
+On large tensors it takes a tenth to a fifth less time than torch's own passes, has the same bits,
+and z0 in bf16 is widened on the way. The library is plain C and is built with the package if there
+is a compiler; without it everything works as before.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+
+from ._bare import address
 
 LIBRARY = Path(__file__).with_name("libnative.so")
 PAIRS = [
@@ -43,13 +45,14 @@ def _load() -> None:
             PULLS[x, z] = pull
     except (OSError, AttributeError):  # not built, or an older one; or not torch's kind of threads
         PULLS.clear()
-    for kind in [kind for kind in PULLS if not _is_exact(*kind)]:
-        del PULLS[kind]
+    for kind in list(PULLS):
+        if not _is_exact(*kind):
+            del PULLS[kind]
 
 
 def _is_exact(x_dtype: torch.dtype, z_dtype: torch.dtype) -> bool:
     """Whether the bits are torch's, whose own depend on the processor too."""
-    steps = torch.arange(1000, dtype=torch.float64)
+    steps = torch.arange(10_000, dtype=torch.float64, device="cpu")  # all loops, and a tail
     x, z = (steps * 0.7).sin().to(x_dtype), (steps * 0.3).cos().to(z_dtype)
     expected = x.lerp(z.to(x_dtype), 1 / 3)
     pull_([x], [z], 1 / 3)
@@ -60,10 +63,8 @@ def pull_(xs: list[Tensor], zs: list[Tensor], lam: float) -> None:
     """x <- x + lam (z - x) for plain contiguous tensors of the host, all of dtypes in PULLS."""
     kinds: dict[Kind, list[tuple[int, int, int]]] = {}
     for x, z in zip(xs, zs, strict=True):
-        kinds.setdefault((x.dtype, z.dtype), []).append((x.data_ptr(), z.data_ptr(), x.numel()))
+        kinds.setdefault((x.dtype, z.dtype), []).append((address(x), address(z), x.numel()))
     for kind, rows in kinds.items():
-        if not all(x and z for x, z, n in rows if n):
-            raise RuntimeError("a tensor to pull has no memory: its storage was freed")
         column = ctypes.c_int64 * len(rows)
         columns = (column(*values) for values in zip(*rows, strict=True))
         PULLS[kind](len(rows), *columns, lam, torch.get_num_threads())

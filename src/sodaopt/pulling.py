@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, native
-from .sharded import PLAIN
+from ._bare import is_bare
 
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 """An x, its z0 wherever that is, and the dtype in which z0 counts."""
@@ -19,6 +19,7 @@ Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 BELOW_HALF = 0.5 - 2**-25
 """Here lerp_ has the form x + lam (z - x), also where lam is rounded to fp32."""
 FUSED = frozenset((torch.float32, torch.float64))
+HALVES = frozenset((torch.bfloat16, torch.float16))
 LARGE = 1 << 15
 """Elements from which on `native` is faster than torch."""
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
@@ -184,46 +185,50 @@ def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
 
 
 def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
-    """x <- x + lam (z - x) for a number z each: one pass over x where that is zero, and few calls
-    however many there are."""
+    """x <- x + lam (z - x) for a number z each: one pass over x where that is zero or x is large,
+    and few calls however many small ones there are."""
     if not _is_fast(lam):
         for x, z in zip(xs, zs, strict=True):
             x.lerp_(x.new_full((), z), lam)
         return
     if zero := [x for x, z in zip(xs, zs, strict=True) if z == 0]:
         torch._foreach_add_(zero, zero, alpha=-lam)
-    if other := [x for x, z in zip(xs, zs, strict=True) if z != 0]:
-        way = torch._foreach_neg(other)
-        torch._foreach_add_(way, [z for z in zs if z != 0])
-        torch._foreach_add_(other, way, alpha=lam)
+    small: tuple[list[Tensor], list[float]] = [], []
+    for x, z in zip(xs, zs, strict=True):
+        if z != 0 and x.numel() >= LARGE:  # without a copy
+            x.lerp_(x.new_full((), z), lam)
+        elif z != 0:
+            small[0].append(x)
+            small[1].append(z)
+    if small[0]:
+        way = torch._foreach_neg(small[0])
+        torch._foreach_add_(way, small[1])
+        torch._foreach_add_(small[0], way, alpha=lam)
 
 
 def _is_fast(lam: Any) -> bool:
-    """Whether the other forms of a lerp are the same bits. (Compiled, each lam would be another
-    program.)"""
+    """Whether the other forms of a lerp are the same bits, in fp32 and fp64. (Compiled, each lam
+    would be another program.)"""
     return isinstance(lam, float) and lam < BELOW_HALF and not torch.compiler.is_compiling()
 
 
 def _is_plain(t: Tensor) -> bool:
-    """In fp32 or fp64 on the host, and its values are what lies there from end to end."""
-    return t.dtype in FUSED and _is_bare(t)
+    return t.dtype in FUSED and t.is_cpu and is_bare(t)
 
 
 def _is_native(x: Tensor, z: Tensor) -> bool:
-    return (x.dtype, z.dtype) in native.PULLS and _is_bare(x) and _is_bare(z)
-
-
-def _is_bare(t: Tensor) -> bool:
-    return type(t) in PLAIN and t.is_cpu and t.is_contiguous() and not t.is_neg()
+    return (
+        (x.dtype, z.dtype) in native.PULLS and x.is_cpu and z.is_cpu and is_bare(x) and is_bare(z)
+    )
 
 
 def _is_for_triton(x: Tensor, z: Tensor) -> bool:
     return (
         x.is_cuda
         and x.device == z.device
-        and x.dtype.itemsize <= 4
-        and z.dtype.itemsize <= 4
-        and x.is_contiguous()
-        and z.is_contiguous()
-        and kernels.available()
+        and x.dtype == torch.float32
+        and z.dtype in HALVES
+        and is_bare(x)
+        and is_bare(z)
+        and kernels.usable("pull", x.device)
     )

@@ -8,8 +8,13 @@ agree bitwise, and a resumed run rounds as the uninterrupted one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from . import kernels, sharded
+from ._bare import is_bare
 
 _MASK = 0xFFFFFFFF
 
@@ -24,10 +29,15 @@ def _mix(h: int) -> int:
 
 def key(seed: int, parameter: int, step: int) -> int:
     """One 32-bit key for a parameter at a step."""
+    return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
+
+
+def prefix(seed: int, parameter: int) -> int:
+    """The part of a key that stays from step to step."""
     h = 0x9E3779B9
-    for word in (seed, seed >> 32, parameter, step):
-        h = _mix(h ^ (word & _MASK)) + 0x9E3779B9
-    return _mix(h)
+    for word in (seed, seed >> 32, parameter):
+        h = _mix(h ^ (word & _MASK)) + 0x9E3779B9 & _MASK
+    return h
 
 
 def random_bits(index: Tensor, key: int) -> Tensor:
@@ -59,3 +69,34 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
         away = (q - low).abs() > (bits >> 8) * 2.0**-24
         return ((low + away * q.sign()) * ulp).to(dtype)
     raise TypeError(f"stochastic rounding is to bf16 or fp16, not {dtype}")
+
+
+def write_(
+    ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step: int, add: bool = False
+) -> None:
+    """p <- x, or with `add` x + p, rounded stochastically: 16-bit parameters of these numbers, and
+    for each an fp32 x of the shape of this rank's part."""
+    launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
+    for p, x, number in zip(ps, xs, numbers, strict=True):
+        part = sharded.local(p)
+        start = _start(p, part, x)
+        if start is not None:
+            launch = launches.setdefault((part.device, part.dtype), [])
+            launch.append((part, x, start, prefix(seed, number)))
+            continue
+        x = x + part.float() if add else x
+        k = key(seed, number, step)
+        part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))
+    for rows in launches.values():
+        from .kernels import rounding
+
+        parts, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
+        rounding.write_(parts, xs_, starts, prefixes, step, add)
+
+
+def _start(p: Any, part: Tensor, x: Tensor) -> int | None:
+    """The number of the first element, if they follow one another and a kernel can round."""
+    if torch.compiler.is_compiling() or not (part.is_cuda and is_bare(part) and is_bare(x)):
+        return None  # compiled, the plain operations are one pass too
+    n = sharded.numbers(p, 0, 0)  # of none of them: whether it is a range, and where that begins
+    return n.start if isinstance(n, range) and kernels.usable(str(p.dtype), x.device) else None

@@ -128,10 +128,7 @@ class SODA(Optimizer):
             _average(y, u, s, method, c)
 
         if ps[0].dtype != dtype:
-            for leaf, y_ in zip(leaves, y, strict=True):
-                key = rounding.key(group["seed"], leaf.number, k)
-                p, at = sharded.local(leaf.p), sharded.element_numbers(leaf.p)
-                p.copy_(rounding.stochastic(y_, p.dtype, key, at))
+            rounding.write_(ps, y, [leaf.number for leaf in leaves], group["seed"], k)
         # of a number, or without alpha, this costs a small step as much as all the rest
         one = torch.ones((), dtype=torch.float32, device="cpu")
         torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)

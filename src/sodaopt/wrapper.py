@@ -138,7 +138,7 @@ class SODAWrapper(Wrapper):
         return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
 
     def before(self, group: Group, pairs: list[Pair]) -> _Held:
-        lam = self.lam(group)
+        lam, reads = self.lam(group), self.reads
         if self.at_start == "reanchor" and group["soda_k"] == self.start:
             for p in group["params"]:
                 if "z0" in self.own(p):
@@ -152,10 +152,10 @@ class SODAWrapper(Wrapper):
         if fresh and self.anchor.apart and not dry:  # elsewhere x is z0 there: nothing to pull
             z0 += fresh.items()
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
+        parts = [(n, p, sharded.local(p)) for n, p in pairs if p.dtype.itemsize < 4]
         low = [
-            (n, p, sharded.local(p).float(), sharded.local(p).clone() if self.reads else None)
-            for n, p in pairs
-            if p.dtype.itemsize < 4
+            (n, p, x, part.clone() if reads else None)
+            for (n, p, part), x in zip(parts, _in_fp32([t for *_, t in parts]), strict=True)
         ]
         held = _Held(lam, z0, fresh, dry, old, low, [], [])
         if low:
@@ -165,7 +165,7 @@ class SODAWrapper(Wrapper):
         high = [(p, sharded.local(p), t) for p, t in z0 if p.dtype.itemsize >= 4]
         if high and not (isinstance(lam, float) and lam == 0):
             params, x, kept = _columns(high)
-            if self.reads:
+            if reads:
                 pulled = [t.clone() for t in x]
                 self.anchor.pull_(params, pulled, kept, lam)
                 torch._foreach_sub_(pulled, x)
@@ -173,9 +173,8 @@ class SODAWrapper(Wrapper):
             else:
                 self.anchor.pull_(params, x, kept, lam)
                 held.pulled.extend((p, t) for p, _, t in high)
-        for _, p, _, old_ in low:  # last of all: an error before it must not leave zeros
-            if old_ is None:
-                sharded.local(p).zero_()
+        if low and not reads:  # last of all: an error before it must not leave zeros
+            torch._foreach_zero_([sharded.local(p) for _, p, *_ in low])
         return held
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # once, and it looks at values
@@ -191,11 +190,13 @@ class SODAWrapper(Wrapper):
     def after(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         for xs, pulls in held.pull:
             torch._foreach_add_(xs, pulls)
-        for n, p, x, old in held.low:
-            p_ = sharded.local(p)
-            x += p_.float() if old is None else p_.float() - old.float()
-            key = rounding.key(self.seed, n, group["soda_k"])
-            p_.copy_(rounding.stochastic(x, p.dtype, key, sharded.element_numbers(p)))
+        if held.low:
+            numbers, params, points, olds = map(list, zip(*held.low, strict=True))
+            for p, x, old in zip(params, points, olds, strict=True):
+                if old is not None:
+                    x += sharded.local(p).float() - old.float()
+            add = olds[0] is None  # the base has stepped from zero, so p is its update
+            rounding.write_(params, points, numbers, self.seed, group["soda_k"], add)
         for p, z0 in held.fresh.items():
             self.keep(p, z0=z0)
             (self.tentative.add if held.dry else self.tentative.discard)(p)
@@ -258,6 +259,17 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
         return False
     grads = [sharded.local(p.grad) for p in params]
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
+
+
+def _in_fp32(parts: list[Tensor]) -> list[Tensor]:
+    """Copies that share one piece of memory, which stays in its place from step to step."""
+    if len({part.device for part in parts}) != 1 or torch.compiler.is_compiling():
+        return [part.float() for part in parts]
+    sizes = [-(-part.numel() // 4) * 4 for part in parts]  # so that each is aligned to 16 bytes
+    rooms = torch.split(torch.empty(sum(sizes), dtype=torch.float32, device=parts[0].device), sizes)
+    out = [r[: t.numel()].view(t.shape) for r, t in zip(rooms, parts, strict=True)]
+    torch._foreach_copy_(out, parts)
+    return out
 
 
 def _columns(rows: list[tuple[Tensor, Tensor, Any]]) -> list[list[Tensor]]:

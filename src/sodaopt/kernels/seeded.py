@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from .._bare import address
 from ..init import Init, Spec
-from .tables import CHUNK, DTYPES, table
+from .pull import lerp
+from .tables import CHUNK, DTYPES, chunks, columns
 
 BLOCK = 256
 """Philox blocks, of four words each, that a program makes at a time."""
@@ -26,14 +28,17 @@ BLOCK = 256
 
 @triton.jit
 def _pull(
-    rows, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr,
-    EDGE: tl.constexpr, ROOT2: tl.constexpr, TURN: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    chunks, columns, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr,
+    ALIGNED: tl.constexpr, EDGE: tl.constexpr, ROOT2: tl.constexpr, TURN: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows += tl.program_id(0).to(tl.int64) * 6
-    n, start = tl.load(rows), tl.load(rows + 2)
-    x_ptr = tl.load(rows + 1).to(tl.pointer_type(X))
-    stream, key, numbers = tl.load(rows + 3), tl.load(rows + 4), tl.load(rows + 5)
+    chunks += tl.program_id(0).to(tl.int64) * 2
+    columns += tl.load(chunks) * 6
+    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
+    n = tl.minimum(tl.load(columns) - first, CHUNK)
+    x_ptr = tl.load(columns + 1).to(tl.pointer_type(X)) + first
+    start = tl.load(columns + 2) + first
+    stream, key, numbers = tl.load(columns + 3), tl.load(columns + 4), tl.load(columns + 5)
     a = numbers.to(tl.int32).to(tl.float32, bitcast=True)
     b = (numbers >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     PER_BLOCK: tl.constexpr = 2 if KIND == "normal" else 4  # elements
@@ -71,12 +76,8 @@ def _pull(
 
         at = begin - behind + tl.arange(0, STEP)
         inside = (at >= 0) & (at < n)
-        x = tl.load(x_ptr + at, inside, 0.0).to(tl.float32)
-        if lam < 0.5:
-            x = tl.fma(z - x, lam, x)
-        else:
-            x = tl.fma(z - x, lam - 1, z)
-        tl.store(x_ptr + at, x, inside)
+        x = tl.load(x_ptr + at, inside).to(tl.float32)
+        tl.store(x_ptr + at, lerp(x, z, lam), inside)
 
 
 @triton.jit
@@ -89,31 +90,22 @@ def pull_(
 ) -> None:
     """x: contiguous, elements start.. of the parameter of its spec. All of one kind, on one device
     and of one dtype; dtype: which z0 is rounded to. Both in DTYPES."""
-    at = tuple((x.numel(), x.data_ptr()) for x in xs)
-    rows = _rows(at, tuple(starts), tuple(specs), xs[0].element_size(), xs[0].device)
-    _pull[(len(rows),)](
-        rows, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
-        ALIGNED=all(x % 16 == 0 for _, x in at) and all(start % 4 == 0 for start in starts),
-        EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi, CHUNK=CHUNK,
-        BLOCK=BLOCK, enable_fp_fusion=False,
-    )  # fmt: skip
+    rows = tuple(
+        (x.numel(), address(x), start, spec.stream, spec.seed, _numbers(spec.init))
+        for x, spec, start in zip(xs, specs, starts, strict=True)
+    )
+    device, programs = xs[0].device, chunks(tuple(n for n, *_ in rows), xs[0].device)
+    aligned = all(x % 16 == 0 and start % 4 == 0 for _, x, start, *_ in rows)
+    with torch.cuda.device_of(xs[0]):  # type: ignore[no-untyped-call]
+        _pull[(len(programs),)](
+            programs, columns(rows, device), lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype],
+            P=DTYPES[dtype], ALIGNED=aligned, EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2),
+            TURN=2 * math.pi, CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False,
+        )  # fmt: skip
+    torch.autograd.graph.increment_version(xs)
 
 
-@lru_cache(maxsize=64)
-def _rows(
-    at: tuple[tuple[int, int], ...],
-    starts: tuple[int, ...],
-    specs: tuple[Spec, ...],
-    size: int,
-    device: torch.device,
-) -> Tensor:
-    tensors = []
-    for (n, x), start, spec in zip(at, starts, specs, strict=True):
-        same = (spec.stream, 0), (spec.seed, 0), (_numbers(spec.init), 0)
-        tensors.append((n, ((x, size * CHUNK), (start, CHUNK), *same)))
-    return table(tensors, device)
-
-
+@cache
 def _numbers(i: Init) -> int:
     """Two fp32 numbers in one: a, and what a random number is multiplied by."""
     (both,) = struct.unpack(

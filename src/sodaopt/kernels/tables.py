@@ -1,36 +1,37 @@
-"""Many tensors in one launch: a table on the device with a row for each chunk of each of them."""
+"""Many tensors in one launch: each program does a chunk of one of them, which tables on the device
+name. They are kept from step to step; where tensors move, only the small one is made again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from functools import lru_cache
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 CHUNK = 1 << 12
-"""Elements of a row, which one program does."""
+"""Elements that one program does."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""What kernels compute with in fp32."""
-
-Column: TypeAlias = tuple[int, int]
-"""A value of a tensor's first chunk, and by how much it grows from one chunk to the next."""
 
 
-def table(tensors: Iterable[tuple[int, tuple[Column, ...]]], device: torch.device) -> Tensor:
-    """Rows of int64: how many elements, then the columns. Each tensor: its elements, and columns.
-
-    Whoever asks for it keeps it: from step to step most tensors stay where they are.
-    """
-    rows = []
-    for n, columns in tensors:
-        k = torch.arange(-(-n // CHUNK), dtype=torch.int64)
-        sizes = (n - k * CHUNK).clamp(max=CHUNK)
-        rows.append(torch.stack([sizes, *(signed(v) + step * k for v, step in columns)], 1))
-    return torch.cat(rows).to(device)
+@lru_cache(maxsize=256)
+def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """For each program: which tensor, and which of its chunks."""
+    pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
+    return torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2).to(device)
 
 
-def signed(value: int) -> int:
+@lru_cache(maxsize=256)
+def columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """For each tensor what a kernel wants to know of it, as int64. Where tensors are temporary this
+    is made at each step, so the host must not wait for the copy."""
+    on_gpu = device.type == "cuda"
+    table = torch.tensor(
+        [[_signed(v) for v in row] for row in rows], device="cpu", pin_memory=on_gpu
+    )
+    return table.to(device, non_blocking=True)
+
+
+def _signed(value: int) -> int:
     """The low 64 bits as a signed number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)

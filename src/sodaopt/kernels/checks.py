@@ -1,0 +1,52 @@
+"""Each kernel once on small tensors, before it is used: the bits of plain torch operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from .. import rounding as plain
+from ..init import Init, Spec
+from . import pull, rounding, seeded
+
+N = 10_000
+
+
+def check_pull(device: torch.device) -> None:
+    x, z = _values(device, 0.7), _values(device, 0.3).bfloat16()
+    expected = x.lerp(z.float(), 1 / 3)
+    pull.pull_([x], [z], 1 / 3)
+    _same(x, expected)
+
+
+def check_seeded(kind: str, device: torch.device) -> None:
+    spec = Spec("check", Init(kind, -0.3, 0.4), 1, (2 * N,))
+    x = _values(device, 0.7)
+    expected = x.lerp(spec.values(5, 5 + N, device), 1 / 3)
+    seeded.pull_([x], [spec], [5], 1 / 3, torch.float32)
+    _same(x, expected)
+
+
+def check_rounding(dtype: torch.dtype, device: torch.device) -> None:
+    x, p = _values(device, 0.7), _values(device, 0.3).to(dtype)
+    expected = plain.stochastic(x + p.float(), dtype, plain.key(1, 2, 3))
+    rounding.write_([p], [x], [0], [plain.prefix(1, 2)], 3, True)
+    _same(p, expected)
+
+
+def _values(device: torch.device, step: float) -> torch.Tensor:
+    return (torch.arange(N, device=device, dtype=torch.float64) * step).sin().float()
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> None:
+    if not torch.equal(a, b):
+        raise ArithmeticError(f"{(a != b).sum()} of {a.numel()} elements are not torch's bits")
+
+
+CHECKS: dict[str, Callable[[torch.device], None]] = {
+    "pull": check_pull,
+    **{kind: partial(check_seeded, kind) for kind in ("uniform", "sign", "normal", "truncated")},
+    **{str(t): partial(check_rounding, t) for t in (torch.bfloat16, torch.float16)},
+}
