@@ -263,6 +263,31 @@ def test_steps_take_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls
 
 
+def test_kernels_in_a_graph() -> None:
+    """Tables of temporaries are made while the graph is captured, and must outlive that."""
+    spec = init.Spec("w", init.uniform(-1, 1), 0, (100_003,))
+    p = torch.randn(100_003, device="cuda").bfloat16()
+
+    def step(p: torch.Tensor) -> None:
+        x = p.float()
+        init.regenerate_([x], [x], [spec], 0.25)
+        rounding.write_([p], [x], [0], seed=0, step=3)
+
+    expected = [p.clone()]
+    for _ in range(4):
+        expected.append(expected[-1].clone())
+        step(expected[-1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(p)
+    for wanted in expected[1:]:
+        others = [torch.randn(64).pin_memory().to("cuda", non_blocking=True) for _ in range(50)]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(p, wanted)
+        del others
+
+
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("offset", [0, 1, 8])
 @pytest.mark.parametrize("start", [0, 3, (1 << 33) + 5])

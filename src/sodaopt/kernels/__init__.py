@@ -1,6 +1,6 @@
 """Triton: one launch where plain torch operations are many. Nothing beside this file is imported
 before a tensor on a GPU asks for it. All tensors of a launch are done at once: as with torch's own,
-two of them must not share memory. A step must come before a step is captured in a CUDA graph."""
+two of them must not share memory. Before a step is captured in a CUDA graph one must have run."""
 
 from __future__ import annotations
 

@@ -14,22 +14,41 @@ CHUNK = 1 << 12
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-@lru_cache(maxsize=256)
 def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """For each program: which tensor, and which of its chunks."""
-    pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
-    return torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2).to(device)
+    return _kept(*_chunks(sizes, device))
+
+
+def columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """For each tensor what a kernel wants to know of it, as int64."""
+    return _kept(*_columns(rows, device))
 
 
 @lru_cache(maxsize=256)
-def columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """For each tensor what a kernel wants to know of it, as int64. Where tensors are temporary this
-    is made at each step, so the host must not wait for the copy."""
-    on_gpu = device.type == "cuda"
-    table = torch.tensor(
-        [[_signed(v) for v in row] for row in rows], device="cpu", pin_memory=on_gpu
-    )
-    return table.to(device, non_blocking=True)
+def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
+    return _on(device, torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2))
+
+
+@lru_cache(maxsize=256)
+def _columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    return _on(device, torch.tensor([[_signed(v) for v in row] for row in rows], device="cpu"))
+
+
+def _on(device: torch.device, table: Tensor) -> tuple[Tensor, Tensor]:
+    """There and here. Where tensors are temporary this is done at each step, so the host must not
+    wait for the copy."""
+    table = table.pin_memory() if device.type == "cuda" else table
+    return table.to(device, non_blocking=True), table
+
+
+def _kept(there: Tensor, here: Tensor) -> Tensor:
+    if there.is_cuda and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.append((there, here))  # which the graph reads, and copies, at each replay
+    return there
+
+
+_CAPTURED: list[tuple[Tensor, Tensor]] = []
 
 
 def _signed(value: int) -> int:
