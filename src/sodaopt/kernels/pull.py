@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._bare import address
-from .tables import CHUNK, DTYPES, chunks, columns
+from .tables import DTYPES, launch
 
 BLOCK = 2048
 """Elements that a program does at a time."""
@@ -47,11 +46,5 @@ def lerp(x, z, lam):
 def pull_(xs: list[Tensor], zs: list[Tensor], lam: float) -> None:
     """Contiguous, on one device; all z of one dtype."""
     rows = tuple((x.numel(), address(x), address(z)) for x, z in zip(xs, zs, strict=True))
-    device, programs = xs[0].device, chunks(tuple(n for n, *_ in rows), xs[0].device)
     aligned = all(x % 16 == z % 16 == 0 for _, x, z in rows)
-    with torch.cuda.device_of(xs[0]):  # type: ignore[no-untyped-call]
-        _pull[(len(programs),)](
-            programs, columns(rows, device), lam, Z=DTYPES[zs[0].dtype], ALIGNED=aligned,
-            CHUNK=CHUNK, BLOCK=BLOCK,
-        )  # fmt: skip
-    torch.autograd.graph.increment_version(xs)
+    launch(_pull, rows, xs, lam, Z=DTYPES[zs[0].dtype], ALIGNED=aligned, BLOCK=BLOCK)

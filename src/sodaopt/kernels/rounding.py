@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._bare import address
-from .tables import CHUNK, DTYPES, chunks, columns
+from .tables import DTYPES, launch
 
 BLOCK = 1024
 """Elements that a program does at a time."""
@@ -82,11 +81,5 @@ def write_(
         (x.numel(), address(x), address(p), start, prefix)
         for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
     )
-    device, programs = ps[0].device, chunks(tuple(n for n, *_ in rows), ps[0].device)
     aligned = all(x % 16 == p % 16 == 0 for _, x, p, *_ in rows)
-    with torch.cuda.device_of(ps[0]):  # type: ignore[no-untyped-call]
-        _write[(len(programs),)](
-            programs, columns(rows, device), step, P=DTYPES[ps[0].dtype], ADD=add, ALIGNED=aligned,
-            CHUNK=CHUNK, BLOCK=BLOCK,
-        )  # fmt: skip
-    torch.autograd.graph.increment_version(ps)
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ADD=add, ALIGNED=aligned, BLOCK=BLOCK)

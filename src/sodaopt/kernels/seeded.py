@@ -20,7 +20,7 @@ from triton.language.extra import libdevice
 from .._bare import address
 from ..init import Init, Spec
 from .pull import lerp
-from .tables import CHUNK, DTYPES, chunks, columns
+from .tables import DTYPES, launch
 
 BLOCK = 256
 """Philox blocks, of four words each, that a program makes at a time."""
@@ -94,15 +94,12 @@ def pull_(
         (x.numel(), address(x), start, spec.stream, spec.seed, _numbers(spec.init))
         for x, spec, start in zip(xs, specs, starts, strict=True)
     )
-    device, programs = xs[0].device, chunks(tuple(n for n, *_ in rows), xs[0].device)
     aligned = all(x % 16 == 0 and start % 4 == 0 for _, x, start, *_ in rows)
-    with torch.cuda.device_of(xs[0]):  # type: ignore[no-untyped-call]
-        _pull[(len(programs),)](
-            programs, columns(rows, device), lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype],
-            P=DTYPES[dtype], ALIGNED=aligned, EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2),
-            TURN=2 * math.pi, CHUNK=CHUNK, BLOCK=BLOCK, enable_fp_fusion=False,
-        )  # fmt: skip
-    torch.autograd.graph.increment_version(xs)
+    launch(
+        _pull, rows, xs, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
+        ALIGNED=aligned, EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi,
+        BLOCK=BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 @cache

@@ -4,6 +4,7 @@ name. They are kept from step to step; where tensors move, only the small one is
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton.language as tl
@@ -12,6 +13,18 @@ from torch import Tensor
 CHUNK = 1 << 12
 """Elements that one program does."""
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def launch(
+    kernel: Any, rows: tuple[tuple[int, ...], ...], written: list[Tensor], *args: Any, **how: Any
+) -> None:
+    """A program for each chunk of each tensor. rows: for each how many elements, and what else the
+    kernel wants to know of it, as 64-bit numbers; written: what it writes to, on one device."""
+    device = written[0].device
+    programs = chunks(tuple(n for n, *_ in rows), device)
+    with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
+        kernel[(len(programs),)](programs, columns(rows, device), *args, CHUNK=CHUNK, **how)
+    torch.autograd.graph.increment_version(written)
 
 
 def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
