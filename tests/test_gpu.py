@@ -264,7 +264,10 @@ def test_steps_take_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_in_a_graph() -> None:
-    """Tables of temporaries are made while the graph is captured, and must outlive that."""
+    """Tables of temporaries are made while the graph is captured, and must outlive that; nobody
+    else may have them before it is replayed."""
+    from sodaopt import kernels
+
     spec = init.Spec("w", init.uniform(-1, 1), 0, (100_003,))
     p = torch.randn(100_003, device="cuda").bfloat16()
 
@@ -273,13 +276,15 @@ def test_kernels_in_a_graph() -> None:
         init.regenerate_([x], [x], [spec], 0.25)
         rounding.write_([p], [x], [0], seed=0, step=3)
 
+    for what in ("uniform", str(torch.bfloat16)):
+        assert kernels.usable(what, p.device)  # compiled, which cannot be done in a capture
     expected = [p.clone()]
-    for _ in range(4):
-        expected.append(expected[-1].clone())
-        step(expected[-1])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step(p)
+    for _ in range(4):  # of the same sizes, before the graph's own tables are there
+        expected.append(expected[-1].clone())
+        step(expected[-1])
     for wanted in expected[1:]:
         others = [torch.randn(64).pin_memory().to("cuda", non_blocking=True) for _ in range(50)]
         graph.replay()

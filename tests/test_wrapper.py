@@ -381,6 +381,27 @@ def test_an_interrupted_step_leaves_weights() -> None:
     assert_bitwise(weights, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [SGD, torch.optim.Adafactor], ids=["SGD", "reads"])
+def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> None:
+    """Also after several: what is pulled before the base steps must not stay pulled."""
+    weights = network(dtype)
+    base = make(weights, lr=0.1)
+    opt = SODAWrapper(base)
+    feed(opt, weights, range(3))
+    before = [w.detach().clone() for w in weights]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    base.register_step_pre_hook(interrupt)
+    for k in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            feed(opt, weights, range(k, k + 1))
+    for w, old in zip(weights, before, strict=True):
+        assert torch.allclose(w.float(), old.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
 # -- 16 bits --------------------------------------------------------------------------------------
 
 

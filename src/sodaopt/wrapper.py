@@ -205,12 +205,16 @@ class SODAWrapper(Wrapper):
             self._look(group, held)
 
     def undo(self, group: Group, pairs: list[Pair], held: _Held) -> None:
+        """Back to where each parameter was, but for rounding."""
+        low = {p: x for _, p, x, old in held.low if old is None}
+        pulled = [(low[p], p, t) for p, t in held.z0 if p in low]
+        pulled += [(sharded.local(p), p, t) for p, t in held.pulled]
+        for x, p, kept in pulled:
+            if held.lam < 1:
+                z0 = self.anchor.give(p, kept)
+                x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
         for _, p, x, old in held.low:
             sharded.local(p).copy_(x if old is None else old)
-        for p, kept in held.pulled:  # back to where it was, but for rounding
-            if held.lam < 1:
-                x, z0 = sharded.local(p), self.anchor.give(p, kept)
-                x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         self.tentative.discard(p)

@@ -3,6 +3,7 @@ name. They are kept from step to step; where tensors move, only the small one is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -29,39 +30,49 @@ def launch(
 
 def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """For each program: which tensor, and which of its chunks."""
-    return _kept(*_chunks(sizes, device))
+    return _on(device, _chunks, sizes)
 
 
 def columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """For each tensor what a kernel wants to know of it, as int64."""
-    return _kept(*_columns(rows, device))
+    return _on(device, _columns, rows)
 
 
-@lru_cache(maxsize=256)
-def _chunks(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def _chunks(sizes: tuple[int, ...]) -> Tensor:
     pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
-    return _on(device, torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2))
+    return torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2)
 
 
-@lru_cache(maxsize=256)
-def _columns(rows: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    return _on(device, torch.tensor([[_signed(v) for v in row] for row in rows], device="cpu"))
+def _columns(rows: tuple[tuple[int, ...], ...]) -> Tensor:
+    return torch.tensor([[_signed(v) for v in row] for row in rows], device="cpu")
 
 
-def _on(device: torch.device, table: Tensor) -> tuple[Tensor, Tensor]:
+def _on(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> Tensor:
+    if device.type != "cuda":
+        return make(key)
+    if torch.cuda.is_current_stream_capturing():  # a copy that only the graph's replays make
+        _CAPTURED.append(_copied(device, make, key))
+        return _CAPTURED[-1][0]
+    return _cached(device, torch.cuda.current_stream(device).cuda_stream, make, key)[0]
+
+
+@lru_cache(maxsize=512)
+def _cached(
+    device: torch.device, stream: int, make: Callable[[Any], Tensor], key: Any
+) -> tuple[Tensor, Tensor]:
+    """For each stream its own: another would not wait for the copy."""
+    return _copied(device, make, key)
+
+
+def _copied(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> tuple[Tensor, Tensor]:
     """There and here. Where tensors are temporary this is done at each step, so the host must not
     wait for the copy."""
-    table = table.pin_memory() if device.type == "cuda" else table
-    return table.to(device, non_blocking=True), table
-
-
-def _kept(there: Tensor, here: Tensor) -> Tensor:
-    if there.is_cuda and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.append((there, here))  # which the graph reads, and copies, at each replay
-    return there
+    here = make(key).pin_memory()
+    return here.to(device, non_blocking=True), here
 
 
 _CAPTURED: list[tuple[Tensor, Tensor]] = []
+"""What graphs read, and copy, at each replay."""
 
 
 def _signed(value: int) -> int:
