@@ -4,9 +4,9 @@
 
 The two steps alternate on the same parameters, so that a busy machine slows both; the times are
 medians, and so are the percentages, over neighbouring steps. The floor by bytes is 12 a parameter
-(read x and z0, write x) over AdamW's 28: 43 %. AdamW computes roots and quotients meanwhile, so
-it is not bound by its bytes alone; what moving the pull's bytes takes is measured too, as a plain
-copy of z0, which reads it and the place it goes to (a line of the cache at a time) and writes that.
+(read x and z0, write x) over AdamW's 28: 43 %. What torch takes to move the pull's bytes is
+measured too, as a plain copy of z0, which reads it and the place it goes to (a line of the cache at
+a time) and writes that.
 """
 
 from __future__ import annotations

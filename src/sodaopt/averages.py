@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import rounding, schedules, sharded
+from .lines import sum_dtype
 from .schedules import Coef
-from .template import sum_dtype
 from .wrapping import Group, Pair, Wrapper
 
 

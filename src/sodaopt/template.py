@@ -1,30 +1,23 @@
-"""The template as a torch optimizer: the five lines of the paper, their state, train and eval."""
+"""The template as a torch optimizer: groups, the state of parameters, saving, train and eval."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from . import anchors, rounding, sharded
+from . import anchors, sharded
 from ._checks import Defaults, as_list, check_keys, check_lr, check_parameter
 from ._errors import times, unknown
-from .geometry import Moment, State
-from .method import ROWS, Coefs, Method
+from .geometry import State
+from .lines import Leaf, sum_dtype, update
+from .method import ROWS, Method
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-
-
-class Leaf(NamedTuple):
-    """A parameter, its gradient's owner, at its place among all of the optimizer's."""
-
-    p: Tensor
-    state: State
-    number: int
 
 
 class SODA(Optimizer):
@@ -66,7 +59,7 @@ class SODA(Optimizer):
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
 
-    # -- the five lines -----------------------------------------------------------------------
+    # -- the step -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -90,51 +83,8 @@ class SODA(Optimizer):
                 # a step inside an autocast region must not run its matrix products in 16 bits
                 device = leaves[0].p.device.type
                 with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-                    self._update(leaves, method, group)
+                    update(leaves, method, group, self.anchor)
             number += len(group["params"])
-
-    def _update(self, leaves: list[Leaf], method: Method, group: dict[str, Any]) -> None:
-        """All leaves share step, memory, dtype and device."""
-        ps, s = [leaf.p for leaf in leaves], [leaf.state for leaf in leaves]
-        k, lr = int(s[0]["step"]), float(group["lr"])
-        past = method.advance({name: float(s[0][name]) for name in method.memory}, k, lr)
-        c = method.coefs(k, lr, past)
-        dtype = sum_dtype(ps[0].dtype)
-
-        y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
-        g = [_to(sharded.local_like(p.grad, p), dtype) for p in ps]
-        g = list(torch._foreach_neg(g)) if group["maximize"] else g
-
-        m = m_bar = g
-        if method.keeps_m:
-            m = m_bar = [sharded.local(t["m"]) for t in s]
-            torch._foreach_lerp_(m, g, c.alpha)
-            if method.alpha_bar != 0:
-                m_bar = list(torch._foreach_lerp(m, g, c.alpha_bar))
-
-        fold = method.fused and method.geometry.homogeneous
-        gamma = c.lam * c.gamma if fold else c.gamma
-        u = _mirror(method, m_bar, gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
-        if method.fused:
-            if method.centre == "origin":
-                torch._foreach_mul_(y, 1 - c.lam)
-            elif method.centre == "init":
-                self.anchor.pull_(ps, y, [t["z0"] for t in s], c.lam)
-            torch._foreach_add_(y, u, alpha=1 if fold else c.lam)
-        else:
-            if method.centre == "init":
-                z0 = [self.anchor.give(p, t["z0"]).to(dtype) for p, t in zip(ps, s, strict=True)]
-                torch._foreach_add_(u, z0)
-            _average(y, u, s, method, c)
-
-        if ps[0].dtype != dtype:
-            rounding.write_(ps, y, [leaf.number for leaf in leaves], group["seed"], k)
-        # of a number, or without alpha, this costs a small step as much as all the rest
-        one = torch.ones((), dtype=torch.float32, device="cpu")
-        torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)
-        for t in s:
-            for name, value in past.items():
-                t[name].fill_(value)
 
     def _buckets(self, group: dict[str, Any], method: Method, number: int) -> Iterator[list[Leaf]]:
         """Leaves that can share one call of every operation, those with a gradient alone."""
@@ -334,34 +284,6 @@ class SODA(Optimizer):
             group["train_mode"] = train
 
 
-def _mirror(
-    method: Method, m_bar: list[Tensor], gamma: float, at: Moment, ps: list[Tensor]
-) -> list[Tensor]:
-    """The geometry's u, on shards where that is exact and on gathered tensors where it is not."""
-    if not any(map(sharded.is_sharded, ps)):
-        return method.geometry(m_bar, gamma, at)
-    at = at._replace(state=[{n: sharded.local(t) for n, t in s.items()} for s in at.state])
-    if method.geometry.elementwise:
-        return method.geometry(m_bar, gamma, at)
-    at = at._replace(g=[sharded.gather(t, p) for t, p in zip(at.g, ps, strict=True)])
-    whole = [sharded.gather(t, p) for t, p in zip(m_bar, ps, strict=True)]
-    u = method.geometry(whole, gamma, at)
-    return [sharded.scatter(t, p) for t, p in zip(u, ps, strict=True)]
-
-
-def _average(y: list[Tensor], u: list[Tensor], s: list[State], method: Method, c: Coefs) -> None:
-    """z from u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with what is kept of them."""
-    z = u  # around the origin or z0, which is in it already
-    if method.centre == "last":
-        z = [sharded.local(t["z"]) for t in s] if method.keeps_z else y
-        torch._foreach_add_(z, u)
-    x = [sharded.local(t["x"]) for t in s] if method.keeps_x else y
-    torch._foreach_lerp_(x, z, c.lam)
-    if method.keeps_x and z is not y:
-        torch._foreach_copy_(y, x)
-        torch._foreach_lerp_(y, z, c.lam_bar)
-
-
 def _swap(p: Tensor, s: State, train: bool) -> None:
     """Exchange y in the parameter with x in the state, bit by bit.
 
@@ -373,14 +295,6 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         p.copy_(s["y"] if train else s["x"])
     else:
         sharded.exchange(p, s["x"])
-
-
-def _to(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t if t.dtype == dtype else t.to(dtype)
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 class _Held:
