@@ -18,13 +18,12 @@ from torch.optim import Optimizer
 from . import rounding, schedules, sharded
 from .lines import sum_dtype
 from .schedules import Coef
-from .wrapping import Group, Pair, Wrapper
+from .wrapping import Group, Pair, Wrapper, in_fp32
 
 
 class _Kept(NamedTuple):
     x: Tensor
     z: Tensor
-    old: Tensor | None
     fresh: bool
 
 
@@ -49,16 +48,16 @@ class _Averaged(Wrapper):
             kept, dtype = self.own(p), sum_dtype(p.dtype)
             z = kept.get("z", p.detach().to(dtype, copy=True))
             x = kept.get("x", z.clone())
-            p_, z_, old = sharded.local(p), sharded.local(z), None
+            p_, z_ = sharded.local(p), sharded.local(z)
             z_.sub_(p_.to(dtype), alpha=group.get("lr", 0.0) * self.weight_decay_at_y)
             if p.dtype == dtype:
                 p_.copy_(z_)
-            elif self.reads:
-                old = p_.copy_(z_).clone()
-            else:
-                p_.zero_()
-            held.append(_Kept(x, z, old, not kept))
+            held.append(_Kept(x, z, not kept))
         return held
+
+    def points(self, pairs: list[Pair], held: list[_Kept]) -> list[tuple[Tensor, Tensor]]:
+        both = zip(pairs, held, strict=True)
+        return [(p, sharded.local(h.z)) for (_, p), h in both if p.dtype != h.z.dtype]
 
     def after(self, group: Group, pairs: list[Pair], held: list[_Kept]) -> None:
         k, lr = group[self.key("k")], group.get("lr", 1.0)
@@ -69,8 +68,6 @@ class _Averaged(Wrapper):
             p_, x, z = sharded.local(p), sharded.local(kept.x), sharded.local(kept.z)
             if p.dtype == z.dtype:
                 z.copy_(p_)
-            else:
-                z += p_.float() if kept.old is None else p_.float() - kept.old.float()
             x.lerp_(z, lam)
             p_.copy_(x.lerp(z, self.lam_bar))
             if kept.fresh:
@@ -128,28 +125,46 @@ class GPA(_Averaged):
         super().__init__(base)
 
 
+class _Fast(NamedTuple):
+    slow: dict[Tensor, Tensor]
+    """Of parameters that have none yet."""
+    points: list[tuple[Tensor, Tensor]]
+
+
 class _Periodic(Wrapper):
     """Every `every` steps the slow weights step toward the fast ones, which restart there."""
 
     output = "slow"
     every: int
 
-    def before(self, group: Group, pairs: list[Pair]) -> dict[Tensor, Tensor]:
-        return {p: p.detach().clone() for _, p in pairs if "slow" not in self.own(p)}
+    def before(self, group: Group, pairs: list[Pair]) -> _Fast:
+        low = [p for _, p in pairs if p.dtype != sum_dtype(p.dtype)]
+        points = zip(low, in_fp32([sharded.local(p) for p in low]), strict=True)
+        slow = {p: p.detach().clone() for _, p in pairs if "slow" not in self.own(p)}
+        return _Fast(slow, list(points))
 
-    def after(self, group: Group, pairs: list[Pair], held: dict[Tensor, Tensor]) -> None:
-        for p, slow in held.items():
+    def points(self, pairs: list[Pair], held: _Fast) -> list[tuple[Tensor, Tensor]]:
+        return held.points
+
+    def after(self, group: Group, pairs: list[Pair], held: _Fast) -> None:
+        for p, slow in held.slow.items():
             self.keep(p, slow=slow, **self.more(p))
-        if (group[self.key("k")] + 1) % self.every:
-            return
+        k, fast, low = group[self.key("k")], dict(held.points), []
+        ends = (k + 1) % self.every == 0
         for n, p in pairs:
-            p_, slow = sharded.local(p), sharded.local(self.own(p)["slow"])
-            x = self.outer(p, slow.to(sum_dtype(p.dtype)), p_.to(sum_dtype(p.dtype)))
-            if x.dtype == p.dtype:
-                p_.copy_(x)
-            else:
-                rounding.write_([p], [x], [n], 0, group[self.key("k")])
-            slow.copy_(p_)
+            x = z = fast.get(p, sharded.local(p))
+            if ends:
+                x = self.outer(p, sharded.local(self.own(p)["slow"]).to(z.dtype), z)
+            if p in fast:
+                low.append((p, x, n))
+            elif ends:
+                sharded.local(p).copy_(x)
+        if low:
+            params, xs, numbers = (list(column) for column in zip(*low, strict=True))
+            rounding.write_(params, xs, numbers, 0, k)
+        if ends:
+            for _, p in pairs:
+                sharded.local(self.own(p)["slow"]).copy_(sharded.local(p))
 
     def more(self, p: Tensor) -> dict[str, Tensor]:
         """What else is kept of p; there from the first step on, as checkpoints expect."""

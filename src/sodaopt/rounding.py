@@ -71,11 +71,9 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
     raise TypeError(f"stochastic rounding is to bf16 or fp16, not {dtype}")
 
 
-def write_(
-    ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step: int, add: bool = False
-) -> None:
-    """p <- x, or with `add` x + p, rounded stochastically: 16-bit parameters of these numbers, and
-    for each an fp32 x of the shape of this rank's part."""
+def write_(ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step: int) -> None:
+    """p <- x rounded stochastically: 16-bit parameters of these numbers, and for each an fp32 x of
+    the shape of this rank's part."""
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
     for p, x, number in zip(ps, xs, numbers, strict=True):
         part = sharded.local(p)
@@ -84,14 +82,13 @@ def write_(
             launch = launches.setdefault((part.device, part.dtype), [])
             launch.append((part, x, start, prefix(seed, number)))
             continue
-        x = x + part.float() if add else x
         k = key(seed, number, step)
         part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))
     for rows in launches.values():
         from .kernels import rounding
 
         parts, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
-        rounding.write_(parts, xs_, starts, prefixes, step, add)
+        rounding.write_(parts, xs_, starts, prefixes, step)
 
 
 def _start(p: Any, part: Tensor, x: Tensor) -> int | None:

@@ -15,7 +15,7 @@ from .bases import DECAYS
 from .groups import hidden
 from .schedules import Coef
 from .template import SODA
-from .wrapping import Group, Pair, Wrapper, check_base, decays
+from .wrapping import Group, Pair, Wrapper, check_base, decays, in_fp32
 
 
 class _Held(NamedTuple):
@@ -27,9 +27,8 @@ class _Held(NamedTuple):
     fresh: dict[Tensor, Tensor]
     dry: bool
     old: dict[Tensor, Tensor]
-    low: list[tuple[int, Tensor, Tensor, Tensor | None]]
-    """16-bit parameters: number, parameter, the point in fp32 that the update is added to, and what
-    the base steps from: zero for None, or, if it reads the point, a copy of it."""
+    low: list[tuple[int, Tensor, Tensor]]
+    """16-bit parameters: number, parameter, and the point in fp32 that the base steps."""
     pull: list[tuple[list[Tensor], list[Tensor]]]
     pulled: list[tuple[Tensor, Tensor]]
 
@@ -47,7 +46,8 @@ class SODAWrapper(Wrapper):
     decay: lam as a function of (k, lr); schedules.uniform is the paper's.
     anchor: where z0 lives, see `sodaopt.anchors`: "clone", "bf16", "cpu", "constant", "auto" (one
     number where that is enough, else a clone), or the seeds of `sodaopt.init.seeded_`.
-    seed: of the rounding bits for 16-bit parameters, which are summed in fp32 and rounded once.
+    seed: of the rounding bits for 16-bit parameters, which the base steps in fp32, its own state of
+    them in fp32 too, and which are then rounded once.
     """
 
     prefix = "soda"
@@ -152,19 +152,14 @@ class SODAWrapper(Wrapper):
         if fresh and self.anchor.apart and not dry:  # elsewhere x is z0 there: nothing to pull
             z0 += fresh.items()
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
-        parts = [(n, p, sharded.local(p)) for n, p in pairs if p.dtype.itemsize < 4]
-        low = [
-            (n, p, x, part.clone() if reads else None)
-            for (n, p, part), x in zip(parts, _in_fp32([t for *_, t in parts]), strict=True)
-        ]
-        held = _Held(lam, z0, fresh, dry, old, low, [], [])
-        if low:
-            points = {p: x for _, p, x, _ in low}
-            params, x, kept = _columns([(p, points[p], t) for p, t in z0 if p in points])
-            self.anchor.pull_(params, x, kept, lam)
-        high = [(p, sharded.local(p), t) for p, t in z0 if p.dtype.itemsize >= 4]
-        if high and not (isinstance(lam, float) and lam == 0):
-            params, x, kept = _columns(high)
+        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
+        points = in_fp32([sharded.local(p) for _, p in low])
+        held = _Held(lam, z0, fresh, dry, old, [], [], [])
+        held.low.extend((n, p, x) for (n, p), x in zip(low, points, strict=True))
+        if z0 and not (isinstance(lam, float) and lam == 0):
+            wide = {id(p): x for _, p, x in held.low}
+            rows = [(p, wide[id(p)] if id(p) in wide else sharded.local(p), kept) for p, kept in z0]
+            params, x, kept = (list(column) for column in zip(*rows, strict=True))
             if reads:
                 pulled = [t.clone() for t in x]
                 self.anchor.pull_(params, pulled, kept, lam)
@@ -172,9 +167,7 @@ class SODAWrapper(Wrapper):
                 held.pull.append((x, pulled))
             else:
                 self.anchor.pull_(params, x, kept, lam)
-                held.pulled.extend((p, t) for p, _, t in high)
-        if low and not reads:  # last of all: an error before it must not leave zeros
-            torch._foreach_zero_([sharded.local(p) for _, p, *_ in low])
+                held.pulled.extend((p, t) for p, t in z0 if id(p) not in wide)
         return held
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # once, and it looks at values
@@ -191,12 +184,8 @@ class SODAWrapper(Wrapper):
         for xs, pulls in held.pull:
             torch._foreach_add_(xs, pulls)
         if held.low:
-            numbers, params, points, olds = map(list, zip(*held.low, strict=True))
-            for p, x, old in zip(params, points, olds, strict=True):
-                if old is not None:
-                    x += sharded.local(p).float() - old.float()
-            add = olds[0] is None  # the base has stepped from zero, so p is its update
-            rounding.write_(params, points, numbers, self.seed, group["soda_k"], add)
+            numbers, params, points = (list(column) for column in zip(*held.low, strict=True))
+            rounding.write_(params, points, numbers, self.seed, group["soda_k"])
         for p, z0 in held.fresh.items():
             self.keep(p, z0=z0)
             (self.tentative.add if held.dry else self.tentative.discard)(p)
@@ -206,15 +195,13 @@ class SODAWrapper(Wrapper):
 
     def undo(self, group: Group, pairs: list[Pair], held: _Held) -> None:
         """Back to where each parameter was, but for rounding."""
-        low = {p: x for _, p, x, old in held.low if old is None}
-        pulled = [(low[p], p, t) for p, t in held.z0 if p in low]
-        pulled += [(sharded.local(p), p, t) for p, t in held.pulled]
-        for x, p, kept in pulled:
+        for p, kept in held.pulled:
             if held.lam < 1:
-                z0 = self.anchor.give(p, kept)
+                x, z0 = sharded.local(p), self.anchor.give(p, kept)
                 x.sub_(z0.to(x.dtype) * held.lam).div_(1 - held.lam)
-        for _, p, x, old in held.low:
-            sharded.local(p).copy_(x if old is None else old)
+
+    def points(self, pairs: list[Pair], held: _Held) -> list[tuple[Tensor, Tensor]]:
+        return [(p, x) for _, p, x in held.low]
 
     def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         self.tentative.discard(p)
@@ -263,21 +250,6 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
         return False
     grads = [sharded.local(p.grad) for p in params]
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
-
-
-def _in_fp32(parts: list[Tensor]) -> list[Tensor]:
-    """Copies that share one piece of memory, which stays in its place from step to step."""
-    if len({part.device for part in parts}) != 1 or torch.compiler.is_compiling():
-        return [part.float() for part in parts]
-    sizes = [-(-part.numel() // 4) * 4 for part in parts]  # so that each is aligned to 16 bytes
-    rooms = torch.split(torch.empty(sum(sizes), dtype=torch.float32, device=parts[0].device), sizes)
-    out = [r[: t.numel()].view(t.shape) for r, t in zip(rooms, parts, strict=True)]
-    torch._foreach_copy_(out, parts)
-    return out
-
-
-def _columns(rows: list[tuple[Tensor, Tensor, Any]]) -> list[list[Tensor]]:
-    return [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
 
 
 def _length(ts: list[Tensor]) -> float:

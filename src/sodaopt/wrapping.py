@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_map_only
 
 from . import sharded
 from .bases import DECAYS, NON_READERS
@@ -60,6 +61,11 @@ class Wrapper(Optimizer):
     def undo(self, group: Group, pairs: list[Pair], held: Any) -> None:
         """Leave sound weights behind where the base's step did not come back."""
 
+    def points(self, pairs: list[Pair], held: Any) -> list[tuple[Tensor, Tensor]]:
+        """16-bit parameters, and for each this rank's part of the fp32 point that the base is to
+        step in its place; those not here it steps as they are."""
+        return []
+
     def key(self, name: str) -> str:
         return f"{self.prefix}_{name}"
 
@@ -98,7 +104,8 @@ class Wrapper(Optimizer):
                 number += len(group["params"])
                 if pairs:
                     work.append((group, pairs, self.before(group, pairs)))
-            self.base.step()  # bare: some bases take no closure
+            points = [pair for _, pairs, held in work for pair in self.points(pairs, held)]
+            self._step_in_fp32(dict(points)) if points else self.base.step()
             while work:
                 self.after(*work[0])
                 group = work.pop(0)[0]
@@ -108,6 +115,39 @@ class Wrapper(Optimizer):
                 self.undo(group, pairs, held)
             raise
         return loss
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _step_in_fp32(self, points: dict[Tensor, Tensor]) -> None:
+        """The base's step with fp32 twins in the places of these 16-bit parameters, so that
+        nothing is rounded on the way: not its update, nor its own state, which is fp32 as well."""
+        base, state = self.base, self.base.state
+        twins = {p: _twin(p, x) for p, x in points.items()}
+        lists = [group["params"] for group in base.param_groups]
+        new = {p: sharded.local(p.detach()).clone() for p in points if not self.own(p)}
+        try:
+            for p, twin in twins.items():
+                if p in state:  # of 16 bits where the bare base has made it
+                    state[twin] = _widened(state.pop(p)) if p in new else state.pop(p)
+            for group in base.param_groups:
+                group["params"] = [twins.get(p, p) for p in group["params"]]
+            base.step()
+        finally:
+            for group, params in zip(base.param_groups, lists, strict=True):
+                group["params"] = params
+            for p, twin in twins.items():
+                if twin in state:
+                    state[p] = state.pop(twin)
+        for p, x in points.items():
+            stepped = sharded.local(twins[p].detach())
+            if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
+                x.copy_(stepped)
+        if not all(_is_same(sharded.local(p.detach()), old) for p, old in new.items()):
+            name = type(base).__name__
+            raise RuntimeError(
+                f"{name} moved a 16-bit parameter itself and not the fp32 one in its place, for it "
+                f"keeps parameters outside its param_groups: wrap the optimizer inside {name}, "
+                f"which {type(self).__name__}.of(torch.optim.AdamW) is a class for"
+            )
 
     def places(self, group: Group) -> Collection[int] | None:
         """Which parameters of the group are wrapped, by their places; None for all."""
@@ -230,7 +270,11 @@ class Wrapper(Optimizer):
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
         for n, p in zip(numbers, params, strict=True):
-            for key, t in ours.get(n, {}).items():
+            if not ours.get(n):
+                continue
+            if p.dtype.itemsize < 4:  # torch has cast the base's state to that
+                self.base.state[p].update(_as_saved(self.base.state[p], theirs[n]))
+            for key, t in ours[n].items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -328,6 +372,54 @@ def _class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) 
 def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
     made = _class_form(cls, base_class, options)
     return made.__new__(made)
+
+
+def in_fp32(parts: list[Tensor]) -> list[Tensor]:
+    """Copies that share one piece of memory, which stays in its place from step to step."""
+    plain = all(part.is_contiguous() for part in parts)
+    if len({part.device for part in parts}) != 1 or not plain or torch.compiler.is_compiling():
+        return [part.float() for part in parts]
+    sizes = [-(-part.numel() // 4) * 4 for part in parts]  # so that each is aligned to 16 bytes
+    rooms = torch.split(torch.empty(sum(sizes), dtype=torch.float32, device=parts[0].device), sizes)
+    out = [r[: t.numel()].view(t.shape) for r, t in zip(rooms, parts, strict=True)]
+    torch._foreach_copy_(out, parts)
+    return out
+
+
+def _twin(p: Tensor, x: Tensor) -> nn.Parameter:
+    """An fp32 parameter with the values x, and else as p is."""
+    twin = nn.Parameter(sharded.like(x, p), requires_grad=p.requires_grad)
+    for name, value in p.__dict__.items():
+        twin.__dict__.setdefault(name, value)
+    assert p.grad is not None
+    twin.grad = p.grad.float()
+    return twin
+
+
+def _widened(state: Any) -> Any:
+    """State with fp32 for each tensor of 16 bits."""
+
+    def widened(t: Tensor) -> Tensor:
+        return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+
+    return tree_map_only(Tensor, widened, state)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, so that NaN is NaN; on the meta device, where memory is foretold, there are no
+    bits."""
+    return a.is_meta or torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def _as_saved(loaded: Any, saved: Any) -> Any:
+    """Loaded state, with the saved value in fp32 of each tensor that was cast to 16 bits."""
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {k: _as_saved(v, saved.get(k)) for k, v in loaded.items()}
+    if isinstance(loaded, list) and isinstance(saved, list) and len(loaded) == len(saved):
+        return [_as_saved(a, b) for a, b in zip(loaded, saved, strict=True)]
+    if isinstance(loaded, Tensor) and isinstance(saved, Tensor) and loaded.dtype != saved.dtype:
+        return saved.detach().to(loaded.device, torch.float32, copy=True)
+    return loaded
 
 
 def check_base(base: Any, who: str) -> None:

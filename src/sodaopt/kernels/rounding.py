@@ -1,4 +1,4 @@
-"""p <- x, or x + p, rounded stochastically to 16 bits: the bits of `sodaopt.rounding`, one pass."""
+"""p <- x, rounded stochastically to 16 bits: the bits of `sodaopt.rounding`, one pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["step"])
 def _write(
-    chunks, columns, step, P: tl.constexpr, ADD: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    chunks, columns, step, P: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     chunks += tl.program_id(0).to(tl.int64) * 2
     columns += tl.load(chunks) * 5
@@ -31,8 +31,6 @@ def _write(
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
-        if ADD:
-            x += tl.load(p_ptr + at, at < n).to(tl.float32)
         number = start + at.to(tl.uint32)
         y = _rounded(x, _mix(number * 0x9E3779B1 + key), P)
         tl.store(p_ptr + at, y, at < n)
@@ -73,7 +71,7 @@ def _rounded(x, random, P: tl.constexpr):
 
 
 def write_(
-    ps: list[Tensor], xs: list[Tensor], starts: list[int], prefixes: list[int], step: int, add: bool
+    ps: list[Tensor], xs: list[Tensor], starts: list[int], prefixes: list[int], step: int
 ) -> None:
     """Contiguous, on one device; all p of one dtype, bf16 or fp16, and all x fp32. starts: the
     number of the first element of each; prefixes: what `rounding.prefix` says of each parameter."""
@@ -82,4 +80,4 @@ def write_(
         for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
     )
     aligned = all(x % 16 == p % 16 == 0 for _, x, p, *_ in rows)
-    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ADD=add, ALIGNED=aligned, BLOCK=BLOCK)
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ALIGNED=aligned, BLOCK=BLOCK)
