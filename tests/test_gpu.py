@@ -17,6 +17,7 @@ from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
 from tests.tables import FEW, METHODS, network
+from tests.test_wrapper import MAKERS, check_rounded_once
 from tests.wrapped import z0_file
 
 pytestmark = pytest.mark.gpu
@@ -314,6 +315,12 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
     kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9)
     for p, q in zip(whole, expected, strict=True):
         assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_16_bit_step_is_the_fp32_step_rounded_once(name: str, dtype: torch.dtype) -> None:
+    check_rounded_once(MAKERS[name], dtype, "cuda")
 
 
 @pytest.mark.parametrize("name", [n for n in msign.BACKENDS if n != "exact"])

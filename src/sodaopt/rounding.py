@@ -8,6 +8,7 @@ agree bitwise, and a resumed run rounds as the uninterrupted one.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def key(seed: int, parameter: int, step: int) -> int:
     return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
 
 
+@lru_cache(maxsize=1 << 16)
 def prefix(seed: int, parameter: int) -> int:
     """The part of a key that stays from step to step."""
     h = 0x9E3779B9

@@ -12,14 +12,17 @@ import copyreg
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from itertools import compress
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
 
 from . import sharded
+from ._bare import is_bare
 from .bases import DECAYS, NON_READERS
 from .template import SODA
 
@@ -76,6 +79,11 @@ class Wrapper(Optimizer):
         s = self.base.state.get(p, {})
         return {k[n:]: v for k, v in s.items() if isinstance(k, str) and k.startswith(self.key(""))}
 
+    def _is_ours(self, state: Group) -> bool:
+        """Whether some of it is this wrapper's: what it adds comes last."""
+        mine = self.key("")
+        return any(isinstance(k, str) and k.startswith(mine) for k in reversed(state))
+
     def keep(self, p: Tensor, **tensors: Tensor) -> None:
         """Store tensors of p; only after the base has stepped on it."""
         self.base.state[p].update({self.key(name): t for name, t in tensors.items()})
@@ -105,7 +113,7 @@ class Wrapper(Optimizer):
                 if pairs:
                     work.append((group, pairs, self.before(group, pairs)))
             points = [pair for _, pairs, held in work for pair in self.points(pairs, held)]
-            self._step_in_fp32(dict(points)) if points else self.base.step()
+            self._step_in_fp32(points) if points else self.base.step()
             while work:
                 self.after(*work[0])
                 group = work.pop(0)[0]
@@ -117,31 +125,36 @@ class Wrapper(Optimizer):
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _step_in_fp32(self, points: dict[Tensor, Tensor]) -> None:
+    def _step_in_fp32(self, points: list[tuple[Tensor, Tensor]]) -> None:
         """The base's step with fp32 twins in the places of these 16-bit parameters, so that
         nothing is rounded on the way: not its update, nor its own state, which is fp32 as well."""
         base, state = self.base, self.base.state
-        twins = {p: _twin(p, x) for p, x in points.items()}
+        params, xs = [p for p, _ in points], [x for _, x in points]
+        twins, states = _twins(params, xs), [state.get(p) for p in params]
+        new = [s is None or not self._is_ours(s) for s in states]
+        before = [sharded.local(p.detach()).clone() for p in compress(params, new)]
         lists = [group["params"] for group in base.param_groups]
-        new = {p: sharded.local(p.detach()).clone() for p in points if not self.own(p)}
         try:
-            for p, twin in twins.items():
-                if p in state:  # of 16 bits where the bare base has made it
-                    state[twin] = _widened(state.pop(p)) if p in new else state.pop(p)
+            for p, twin, s, is_new in zip(params, twins, states, new, strict=True):
+                if s is not None:  # of 16 bits where the bare base has made it
+                    state[twin] = _widened(s) if is_new else s
+                    del state[p]
+            places = dict(zip(map(id, params), twins, strict=True))
             for group in base.param_groups:
-                group["params"] = [twins.get(p, p) for p in group["params"]]
+                group["params"] = [places.get(id(p), p) for p in group["params"]]
             base.step()
         finally:
-            for group, params in zip(base.param_groups, lists, strict=True):
-                group["params"] = params
-            for p, twin in twins.items():
-                if twin in state:
-                    state[p] = state.pop(twin)
-        for p, x in points.items():
-            stepped = sharded.local(twins[p].detach())
+            for group, its in zip(base.param_groups, lists, strict=True):
+                group["params"] = its
+            for p, twin in zip(params, twins, strict=True):
+                if (s := state.pop(twin, None)) is not None:
+                    state[p] = s
+        for x, twin in zip(xs, twins, strict=True):
+            stepped = sharded.local(twin)
             if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
                 x.copy_(stepped)
-        if not all(_is_same(sharded.local(p.detach()), old) for p, old in new.items()):
+        parts = [sharded.local(p.detach()) for p in compress(params, new)]
+        if not all(map(_is_same, parts, before)):
             name = type(base).__name__
             raise RuntimeError(
                 f"{name} moved a 16-bit parameter itself and not the fp32 one in its place, for it "
@@ -375,25 +388,29 @@ def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> 
 
 
 def in_fp32(parts: list[Tensor]) -> list[Tensor]:
-    """Copies that share one piece of memory, which stays in its place from step to step."""
-    plain = all(part.is_contiguous() for part in parts)
-    if len({part.device for part in parts}) != 1 or not plain or torch.compiler.is_compiling():
-        return [part.float() for part in parts]
-    sizes = [-(-part.numel() // 4) * 4 for part in parts]  # so that each is aligned to 16 bytes
-    rooms = torch.split(torch.empty(sum(sizes), dtype=torch.float32, device=parts[0].device), sizes)
-    out = [r[: t.numel()].view(t.shape) for r, t in zip(rooms, parts, strict=True)]
+    """Copies, in one piece of memory that stays in its place from step to step, if each can begin
+    there at a multiple of 16 bytes."""
+    apart = not all(t.layout == torch.strided and is_bare(t) and t.numel() % 4 == 0 for t in parts)
+    if apart or len({t.device for t in parts}) != 1 or torch.compiler.is_compiling():
+        return [t.float() for t in parts]
+    n = sum(t.numel() for t in parts)
+    room = torch.empty(n, dtype=torch.float32, device=parts[0].device)
+    out: list[Tensor] = list(_unflatten_dense_tensors(room, parts))  # type: ignore[no-untyped-call]
     torch._foreach_copy_(out, parts)
     return out
 
 
-def _twin(p: Tensor, x: Tensor) -> nn.Parameter:
-    """An fp32 parameter with the values x, and else as p is."""
-    twin = nn.Parameter(sharded.like(x, p), requires_grad=p.requires_grad)
-    for name, value in p.__dict__.items():
-        twin.__dict__.setdefault(name, value)
-    assert p.grad is not None
-    twin.grad = p.grad.float()
-    return twin
+def _twins(params: list[Tensor], xs: list[Tensor]) -> list[nn.Parameter]:
+    """For each 16-bit parameter one in fp32 with the values x, and else as it is."""
+    grads = in_fp32([p.grad for p in params if p.grad is not None])
+    twins = []
+    for p, x, grad in zip(params, xs, grads, strict=True):
+        twin = nn.Parameter(sharded.like(x, p), p.requires_grad)
+        twin.grad = grad
+        for name, value in p.__dict__.items():
+            twin.__dict__.setdefault(name, value)
+        twins.append(twin)
+    return twins
 
 
 def _widened(state: Any) -> Any:
