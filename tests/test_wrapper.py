@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -22,11 +26,13 @@ from sodaopt import (
     ScheduleFree,
     SODAWrapper,
     anchors,
+    init,
     rounding,
     schedules,
     zoo,
 )
 from sodaopt.bases import NON_READERS
+from sodaopt.wrapping import in_fp32
 from tests import bases
 from tests.tables import ROWS, anchored, backward, network
 
@@ -503,7 +509,7 @@ def test_16_bit_state_of_the_bare_base_goes_on_in_fp32(how: str, fused: bool) ->
     opt = SODAWrapper(bare if how == "wrapped late" else adamw(weights, fused=fused))
     if how == "loaded":
         opt.load_state_dict(bare.state_dict())
-    moments = [opt.state[w]["exp_avg_sq"].float() for w in weights]
+    moments = [opt.state[w]["exp_avg_sq"].float().clone() for w in weights]
     high = [Parameter(w.detach().float()) for w in weights]
     two = SODAWrapper(adamw(high, fused=fused))
     two.load_state_dict(bare.state_dict())
@@ -533,8 +539,9 @@ def test_a_base_that_hangs_other_memory_into_a_parameter() -> None:
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("rates", [[0.1], [0.0, 0.0, 0.1]], ids=["at once", "after a warmup"])
 @pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
-def test_a_base_with_its_parameters_elsewhere(wrap: Any) -> None:
+def test_a_base_with_its_parameters_elsewhere(wrap: Any, rates: list[float]) -> None:
     """Moving what is no longer in its groups would be lost in silence."""
 
     class Elsewhere(SGD):
@@ -543,14 +550,123 @@ def test_a_base_with_its_parameters_elsewhere(wrap: Any) -> None:
             self.inner = SGD(params, lr)
 
         def step(self, closure: Any = None) -> None:
+            self.inner.param_groups[0]["lr"] = self.param_groups[0]["lr"]
             self.inner.step()
 
     weights = network(torch.bfloat16)
     opt = wrap(Elsewhere(weights, 0.1))
-    with pytest.raises(
-        RuntimeError, match=rf"wrap the optimizer inside Elsewhere.*{wrap.__name__}"
-    ):
-        feed(opt, weights, range(1))
+    words = rf"give Elsewhere the wrapped optimizer, {wrap.__name__}"
+    for k, lr in enumerate(rates):
+        opt.param_groups[0]["lr"] = lr
+        with pytest.raises(RuntimeError, match=words) if lr else nullcontext():
+            feed(opt, weights, range(k, k + 1))
+
+
+def test_16_bit_parameters_that_are_not_pulled() -> None:
+    """The base steps them in fp32 as well, and only the pull is not there."""
+    low = network(torch.bfloat16)
+    high = [Parameter(w.detach().float()) for w in low]
+    one = SODAWrapper(adamw([{"params": low[:2]}, {"params": low[2:]}]), only=[low[0]], seed=3)
+    two = SODAWrapper(adamw(high), only=[high[0]])
+    for k in range(4):
+        for a, b in zip(low, high, strict=True):
+            b.data.copy_(a.data)
+        feed(one, low, range(k, k + 1))
+        follow(two, low, high)
+        for n, (a, b) in enumerate(zip(low, high, strict=True)):
+            key = rounding.key(3, n, k)
+            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), torch.bfloat16, key))
+            assert_bitwise([one.state[a]["exp_avg_sq"]], [two.state[b]["exp_avg_sq"]])
+    assert [("soda_z0" in one.state[w]) for w in low] == [True] + [False] * (len(low) - 1)
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_16_bits_with_another_choice_of_what_is_pulled(fewer: bool) -> None:
+    weights = network(torch.bfloat16)
+    some, everything = {"only": [weights[0]]}, {}
+    before, after = (everything, some) if fewer else (some, everything)
+    opt = SODAWrapper(adamw(weights), **before)
+    feed(opt, weights, range(2))
+    new = SODAWrapper(adamw(weights), **after)
+    new.load_state_dict(opt.state_dict())
+    feed(new, weights, range(2, 4))
+
+
+class Remembers(SGD):
+    """Steps along its last two gradients, of which it keeps a deque, and some numbers."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            s = self.state[p]
+            if not s:
+                s |= {"last": deque([torch.zeros_like(p)] * 2, maxlen=2), "seen": (p.sign(), 3)}
+                s |= {"calls": torch.zeros((), dtype=torch.int64), "flags": p > 0}
+            s["last"].append(p.grad.clone())
+            s["calls"] += 1
+            assert s["calls"].dtype == torch.int64
+            assert s["flags"].dtype == torch.bool
+            p.add_(s["last"][0].lerp(s["last"][1], 0.5) + s["seen"][0], alpha=-0.1)
+
+
+def test_16_bits_resume_with_state_of_any_form() -> None:
+    weights, others = network(torch.bfloat16), network(torch.bfloat16)
+    opt, new = SODAWrapper(Remembers(weights, 0.1)), SODAWrapper(Remembers(others, 0.1))
+    feed(opt, weights, range(3))
+    new.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for w, v in zip(weights, others, strict=True):
+        v.data.copy_(w.data)
+    feed(opt, weights, range(3, 6))
+    feed(new, others, range(3, 6))
+    assert_bitwise(others, bits(weights))
+
+
+@pytest.mark.parametrize("through", ["parameters", "groups", "new ones"])
+def test_hooks_of_the_base_change_16_bit_gradients(through: str) -> None:
+    weights = network(torch.bfloat16)
+    base = SGD(weights, lr=1.0)
+    opt = SODAWrapper(base, decay=0.0)
+    before = bits(weights)
+
+    def hook(*_: Any) -> None:
+        for w in base.param_groups[0]["params"] if through == "groups" else weights:
+            assert w.grad is not None
+            w.grad = w.grad * 0 if through == "new ones" else w.grad.zero_()
+
+    base.register_step_pre_hook(hook)
+    feed(opt, weights, range(2))
+    assert_bitwise(weights, before)
+    assert len(base._optimizer_step_pre_hooks) == 1
+
+
+@pytest.mark.parametrize("anchor", ["seeds", "file", "clone", "auto"])
+@pytest.mark.parametrize("wrap", [ScheduleFree, GPA, Lookahead, SNOO])
+def test_a_row_with_an_anchor_in_16_bits(wrap: Any, anchor: str, tmp_path: Path) -> None:
+    """The anchor knows the parameters, and the base is handed others."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)).bfloat16()
+    seeds = init.seeded_(net)
+    save_file(dict(net.state_dict()), tmp_path / "z0.safetensors")
+    z0 = {"seeds": seeds, "file": anchors.FromFile(tmp_path / "z0.safetensors", net)}
+    weights = list(net.parameters())
+    opt = wrap(SODA(weights, 0.01, zoo.soda(zoo.lion()), anchor=z0.get(anchor, anchor)))
+    high = [Parameter(w.detach().float()) for w in weights]
+    two = wrap(SODA(high, 0.01, zoo.soda(zoo.lion())))
+    for k in range(4):
+        feed(opt, weights, range(k, k + 1))
+        follow(two, weights, high)
+    for w, v in zip(weights, high, strict=True):
+        torch.testing.assert_close(w.float(), v, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("sizes", [[8, 4], [1, 8, 7, 12], [3]], ids=str)
+def test_in_fp32(sizes: list[int]) -> None:
+    parts = [torch.randn(n).bfloat16() for n in sizes]
+    parts.append(torch.randn(2, 3, 4, 4).half().to(memory_format=torch.channels_last))
+    for part, wide in zip(parts, in_fp32(parts), strict=True):
+        assert wide.dtype == torch.float32
+        assert torch.equal(wide, part.float())
+        assert wide.stride() == part.stride()
+        assert wide.data_ptr() % 16 == 0
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

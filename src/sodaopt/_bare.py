@@ -1,10 +1,15 @@
-"""Tensors as pieces of memory, for code that is handed their addresses."""
+"""What is behind a tensor: its memory, and the parameter that it stands for."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from .sharded import PLAIN
+
+
+def owner(p: Tensor) -> Tensor:
+    """The parameter that p takes the place of while a wrapped optimizer steps, or p itself."""
+    return getattr(p, "stands_for", p)
 
 
 def is_bare(t: Tensor) -> bool:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from . import init, sharded
+from ._bare import owner
 from ._errors import times, unknown
 from .init import Seeds, Spec
 from .pulling import Piece, lerp_, lerp_to_numbers_, pull_in_buckets_
@@ -209,7 +210,7 @@ def constant_of(p: Tensor) -> Tensor | None:
     if p.dim() == 0 or p.numel() <= 1:
         return None
     if p.is_meta:  # no values to look at
-        return torch.empty((), dtype=p.dtype, device="meta") if p in _CONSTANT else None
+        return torch.empty((), dtype=p.dtype, device="meta") if owner(p) in _CONSTANT else None
     return sharded.constant(p)
 
 
@@ -245,7 +246,7 @@ class FromFile(Elsewhere):
         return type(self), (self.path, self.model, self.rename)
 
     def take(self, p: Tensor, first: bool) -> Tensor:
-        z0 = self._find(p)
+        z0 = self._find(owner(p))
         if tuple(z0.shape) != tuple(p.shape) and not p.is_meta:
             raise ValueError(
                 f"the anchor file has {times(z0.shape)} where the parameter is {times(p.shape)}"
@@ -253,13 +254,13 @@ class FromFile(Elsewhere):
         return nothing(p)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        return self.source(p, kept).to(p.device, p.dtype)
+        return self.source(p, kept).to(p.device, owner(p).dtype)
 
     def source(self, p: Tensor, kept: Tensor) -> Tensor:
-        return sharded.part(self._find(p), p)
+        return sharded.part(self._find(owner(p)), p)
 
     def dtype_of(self, p: Tensor, z: Tensor) -> torch.dtype:
-        return p.dtype  # z0 is what the parameter would hold if it were loaded from the file
+        return owner(p).dtype  # z0 is what the parameter would hold if it were loaded from the file
 
     def _find(self, p: Tensor) -> Tensor:
         if p not in self._names:
@@ -306,6 +307,7 @@ class Regenerated(Elsewhere):
     seeds: Seeds
 
     def take(self, p: Tensor, first: bool) -> Tensor:
+        p = owner(p)
         spec = self._spec(p)
         if first and not p.is_meta:
             part = sharded.local(p.detach()).reshape(-1)
@@ -319,10 +321,11 @@ class Regenerated(Elsewhere):
         return nothing(p)
 
     def give(self, p: Tensor, kept: Tensor) -> Tensor:
+        p = owner(p)
         return init.regenerated(p, self._spec(p)).view(sharded.local(p).shape)
 
     def pull_(self, ps: list[Tensor], xs: list[Tensor], kept: list[Tensor], lam: Any) -> None:
-        pairs = list(zip(xs, ps, strict=True))
+        pairs = list(zip(xs, map(owner, ps), strict=True))
         rows = [(x.view(-1), p, self._spec(p)) for x, p in pairs if x.is_contiguous()]
         init.regenerate_(
             [x for x, _, _ in rows], [p for _, p, _ in rows], [s for *_, s in rows], lam

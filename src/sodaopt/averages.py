@@ -24,6 +24,8 @@ from .wrapping import Group, Pair, Wrapper, in_fp32
 class _Kept(NamedTuple):
     x: Tensor
     z: Tensor
+    point: Tensor
+    """What the base steps: the parameter itself, or an fp32 point in its place."""
     fresh: bool
 
 
@@ -48,16 +50,20 @@ class _Averaged(Wrapper):
             kept, dtype = self.own(p), sum_dtype(p.dtype)
             z = kept.get("z", p.detach().to(dtype, copy=True))
             x = kept.get("x", z.clone())
-            p_, z_ = sharded.local(p), sharded.local(z)
-            z_.sub_(p_.to(dtype), alpha=group.get("lr", 0.0) * self.weight_decay_at_y)
+            p_, point = sharded.local(p), sharded.local(z)
+            if self.weight_decay_at_y:
+                at_y = group.get("lr", 0.0) * self.weight_decay_at_y
+                point = point.sub(p_.to(dtype), alpha=at_y)
             if p.dtype == dtype:
-                p_.copy_(z_)
-            held.append(_Kept(x, z, not kept))
+                point = p_.copy_(point)
+            elif not self.weight_decay_at_y:
+                point = point.clone()  # z itself stays until the base has come back
+            held.append(_Kept(x, z, point, not kept))
         return held
 
     def points(self, pairs: list[Pair], held: list[_Kept]) -> list[tuple[Tensor, Tensor]]:
         both = zip(pairs, held, strict=True)
-        return [(p, sharded.local(h.z)) for (_, p), h in both if p.dtype != h.z.dtype]
+        return [(p, h.point) for (_, p), h in both if p.dtype in rounding.HALVES]
 
     def after(self, group: Group, pairs: list[Pair], held: list[_Kept]) -> None:
         k, lr = group[self.key("k")], group.get("lr", 1.0)
@@ -66,8 +72,7 @@ class _Averaged(Wrapper):
         lam = schedules.value(self.lam, k, lr, past)
         for (_, p), kept in zip(pairs, held, strict=True):
             p_, x, z = sharded.local(p), sharded.local(kept.x), sharded.local(kept.z)
-            if p.dtype == z.dtype:
-                z.copy_(p_)
+            z.copy_(kept.point)
             x.lerp_(z, lam)
             p_.copy_(x.lerp(z, self.lam_bar))
             if kept.fresh:
@@ -138,7 +143,7 @@ class _Periodic(Wrapper):
     every: int
 
     def before(self, group: Group, pairs: list[Pair]) -> _Fast:
-        low = [p for _, p in pairs if p.dtype != sum_dtype(p.dtype)]
+        low = [p for _, p in pairs if p.dtype in rounding.HALVES]
         points = zip(low, in_fp32([sharded.local(p) for p in low]), strict=True)
         slow = {p: p.detach().clone() for _, p in pairs if "slow" not in self.own(p)}
         return _Fast(slow, list(points))

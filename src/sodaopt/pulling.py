@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import kernels, native
 from ._bare import is_bare
+from .rounding import HALVES
 
 Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 """An x, its z0 wherever that is, and the dtype in which z0 counts."""
@@ -19,7 +20,6 @@ Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
 BELOW_HALF = 0.5 - 2**-25
 """Here lerp_ has the form x + lam (z - x), also where lam is rounded to fp32."""
 FUSED = frozenset((torch.float32, torch.float64))
-HALVES = frozenset((torch.bfloat16, torch.float16))
 LARGE = 1 << 15
 """Elements from which on `native` is faster than torch."""
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import kernels, sharded
 from ._bare import is_bare
 
+HALVES = frozenset((torch.bfloat16, torch.float16))
 _MASK = 0xFFFFFFFF
 
 
@@ -33,13 +34,15 @@ def key(seed: int, parameter: int, step: int) -> int:
     return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
 
 
-@lru_cache(maxsize=1 << 16)
 def prefix(seed: int, parameter: int) -> int:
     """The part of a key that stays from step to step."""
     h = 0x9E3779B9
     for word in (seed, seed >> 32, parameter):
         h = _mix(h ^ (word & _MASK)) + 0x9E3779B9 & _MASK
     return h
+
+
+_prefix = lru_cache(maxsize=1 << 16)(prefix)
 
 
 def random_bits(index: Tensor, key: int) -> Tensor:
@@ -82,7 +85,7 @@ def write_(ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step:
         start = _start(p, part, x)
         if start is not None:
             launch = launches.setdefault((part.device, part.dtype), [])
-            launch.append((part, x, start, prefix(seed, number)))
+            launch.append((part, x, start, _prefix(seed, number)))
             continue
         k = key(seed, number, step)
         part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))

@@ -100,10 +100,6 @@ class SODAWrapper(Wrapper):
     def chosen(self) -> list[str]:
         return ["soda_only"]
 
-    def places(self, group: Group) -> list[int] | None:
-        only = group["soda_only"]
-        return only if isinstance(only, list) else None if only else []
-
     def check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
             if group["soda_only"] is not False and group["soda_only"] != []:
@@ -138,7 +134,8 @@ class SODAWrapper(Wrapper):
         return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
 
     def before(self, group: Group, pairs: list[Pair]) -> _Held:
-        lam, reads = self.lam(group), self.reads
+        lam, reads, everything = self.lam(group), self.reads, pairs
+        pairs = _pulled(group, pairs)
         if self.at_start == "reanchor" and group["soda_k"] == self.start:
             for p in group["params"]:
                 if "z0" in self.own(p):
@@ -152,10 +149,10 @@ class SODAWrapper(Wrapper):
         if fresh and self.anchor.apart and not dry:  # elsewhere x is z0 there: nothing to pull
             z0 += fresh.items()
         old = {p: p.detach().clone() for _, p in pairs} if self.watching else {}
-        low = [(n, p) for n, p in pairs if p.dtype.itemsize < 4]
-        points = in_fp32([sharded.local(p) for _, p in low])
-        held = _Held(lam, z0, fresh, dry, old, [], [], [])
-        held.low.extend((n, p, x) for (n, p), x in zip(low, points, strict=True))
+        narrow = [(n, p) for n, p in everything if p.dtype in rounding.HALVES]
+        points = in_fp32([sharded.local(p) for _, p in narrow])
+        low = [(n, p, x) for (n, p), x in zip(narrow, points, strict=True)]
+        held = _Held(lam, z0, fresh, dry, old, low, [], [])
         if z0 and not (isinstance(lam, float) and lam == 0):
             wide = {id(p): x for _, p, x in held.low}
             rows = [(p, wide[id(p)] if id(p) in wide else sharded.local(p), kept) for p, kept in z0]
@@ -236,6 +233,14 @@ class SODAWrapper(Wrapper):
         step = _length([sharded.local(p.detach()) - x for p, x in old.items()])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
         self.seen[j] = {"pull": pull, "step": step, "share": pull / step if step else 0.0}
+
+
+def _pulled(group: Group, pairs: list[Pair]) -> list[Pair]:
+    only = group["soda_only"]
+    if not isinstance(only, list):
+        return pairs if only else []
+    chosen = {id(group["params"][j]) for j in only}
+    return [(n, p) for n, p in pairs if id(p) in chosen]
 
 
 NOTHING: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from itertools import compress
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.optim import LBFGS, Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from . import sharded
 from ._bare import is_bare
 from .bases import DECAYS, NON_READERS
+from .rounding import HALVES
 from .template import SODA
 
 Group: TypeAlias = dict[str, Any]
@@ -45,6 +46,8 @@ class Wrapper(Optimizer):
             for group in base.param_groups:
                 group.setdefault(key, value)
         self.check()
+        for p in list(base.state):
+            self._widen(p)
 
     def marks(self) -> Group:
         """The group keys of this wrapper with their first values: plain numbers."""
@@ -79,14 +82,21 @@ class Wrapper(Optimizer):
         s = self.base.state.get(p, {})
         return {k[n:]: v for k, v in s.items() if isinstance(k, str) and k.startswith(self.key(""))}
 
-    def _is_ours(self, state: Group) -> bool:
-        """Whether some of it is this wrapper's: what it adds comes last."""
-        mine = self.key("")
-        return any(isinstance(k, str) and k.startswith(mine) for k in reversed(state))
-
     def keep(self, p: Tensor, **tensors: Tensor) -> None:
         """Store tensors of p; only after the base has stepped on it."""
         self.base.state[p].update({self.key(name): t for name, t in tensors.items()})
+
+    def _is_wide(self, p: Tensor) -> bool:
+        """Whether the base's state of p is to be fp32 though p is not. (The template's is, where
+        it should be.)"""
+        return p.dtype in HALVES and not isinstance(self.base, SODA)
+
+    def _widen(self, p: Tensor) -> None:
+        """What the bare base keeps of p in 16 bits."""
+        state, mine = self.base.state.get(p), self.key("")
+        if isinstance(state, dict) and self._is_wide(p):
+            theirs = {k: v for k, v in state.items() if not str(k).startswith(mine)}
+            state.update(_widened(theirs))
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -103,17 +113,19 @@ class Wrapper(Optimizer):
         number, work = 0, []
         try:
             for group in self.base.param_groups:
-                places = self.places(group)
                 pairs = [
                     (number + j, p)
                     for j, p in enumerate(group["params"])
-                    if p.grad is not None and p.numel() and (places is None or j in places)
+                    if p.grad is not None and p.numel()
                 ]
                 number += len(group["params"])
                 if pairs:
                     work.append((group, pairs, self.before(group, pairs)))
             points = [pair for _, pairs, held in work for pair in self.points(pairs, held)]
-            self._step_in_fp32(points) if points else self.base.step()
+            if points:
+                self._step_in_fp32(points)
+            else:
+                self.base.step()  # bare: some bases take no closure
             while work:
                 self.after(*work[0])
                 group = work.pop(0)[0]
@@ -130,41 +142,44 @@ class Wrapper(Optimizer):
         nothing is rounded on the way: not its update, nor its own state, which is fp32 as well."""
         base, state = self.base, self.base.state
         params, xs = [p for p, _ in points], [x for _, x in points]
-        twins, states = _twins(params, xs), [state.get(p) for p in params]
-        new = [s is None or not self._is_ours(s) for s in states]
-        before = [sharded.local(p.detach()).clone() for p in compress(params, new)]
-        lists = [group["params"] for group in base.param_groups]
+        twins = _twins(params, xs)
+        places = dict(zip(map(id, params), twins, strict=True))
+        lists = [(group, group["params"]) for group in base.param_groups]
+        witnesses = [] if self._trusted else _witnesses(params, twins)
+        hook = _after_hooks(base, params, twins)
         try:
-            for p, twin, s, is_new in zip(params, twins, states, new, strict=True):
-                if s is not None:  # of 16 bits where the bare base has made it
-                    state[twin] = _widened(s) if is_new else s
-                    del state[p]
-            places = dict(zip(map(id, params), twins, strict=True))
-            for group in base.param_groups:
-                group["params"] = [places.get(id(p), p) for p in group["params"]]
+            for p, twin in zip(params, twins, strict=True):
+                if p in state:
+                    state[twin] = state.pop(p)
+            for group, its in lists:
+                group["params"] = [places.get(id(p), p) for p in its]
             base.step()
         finally:
-            for group, its in zip(base.param_groups, lists, strict=True):
+            hook()
+            for group, its in lists:
                 group["params"] = its
             for p, twin in zip(params, twins, strict=True):
-                if (s := state.pop(twin, None)) is not None:
-                    state[p] = s
+                if twin in state:
+                    state[p] = state.pop(twin)
         for x, twin in zip(xs, twins, strict=True):
             stepped = sharded.local(twin)
             if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
                 x.copy_(stepped)
-        parts = [sharded.local(p.detach()) for p in compress(params, new)]
-        if not all(map(_is_same, parts, before)):
-            name = type(base).__name__
-            raise RuntimeError(
-                f"{name} moved a 16-bit parameter itself and not the fp32 one in its place, for it "
-                f"keeps parameters outside its param_groups: wrap the optimizer inside {name}, "
-                f"which {type(self).__name__}.of(torch.optim.AdamW) is a class for"
-            )
+        self._check_witnesses(witnesses)
 
-    def places(self, group: Group) -> Collection[int] | None:
-        """Which parameters of the group are wrapped, by their places; None for all."""
-        return None
+    _trusted = False
+    """The base was seen to move what stands in a parameter's place."""
+
+    def _check_witnesses(self, witnesses: list[tuple[Tensor, ...]]) -> None:
+        for p, twin, p_before, twin_before in witnesses:
+            if not _is_same(p, p_before):
+                name = type(self.base).__name__
+                raise RuntimeError(
+                    f"{name} moved a 16-bit parameter itself and not the fp32 one in its place, "
+                    f"for it keeps parameters outside its param_groups: give {name} the wrapped "
+                    f"optimizer, {type(self).__name__}.of(torch.optim.AdamW) where it takes a class"
+                )
+            self._trusted |= not _is_same(twin, twin_before)
 
     @property
     def reads(self) -> bool:
@@ -237,6 +252,9 @@ class Wrapper(Optimizer):
         except ValueError:
             del self.base.param_groups[held:]  # a refused group leaves no trace
             raise
+        for group in self.base.param_groups[held:]:
+            for p in group["params"]:
+                self._widen(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Through the base."""
@@ -282,12 +300,14 @@ class Wrapper(Optimizer):
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
+        plain = [g for g in state_dict["param_groups"] if self.key("k") not in g]
+        bare = {n for g in plain for n in g["params"]}  # the bare base wrote these
         for n, p in zip(numbers, params, strict=True):
-            if not ours.get(n):
-                continue
-            if p.dtype.itemsize < 4:  # torch has cast the base's state to that
+            if n in theirs and self._is_wide(p):
                 self.base.state[p].update(_as_saved(self.base.state[p], theirs[n]))
-            for key, t in ours[n].items():
+                if n in bare:
+                    self._widen(p)
+            for key, t in ours.get(n, {}).items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -388,55 +408,89 @@ def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> 
 
 
 def in_fp32(parts: list[Tensor]) -> list[Tensor]:
-    """Copies, in one piece of memory that stays in its place from step to step, if each can begin
-    there at a multiple of 16 bytes."""
-    apart = not all(t.layout == torch.strided and is_bare(t) and t.numel() % 4 == 0 for t in parts)
-    if apart or len({t.device for t in parts}) != 1 or torch.compiler.is_compiling():
-        return [t.float() for t in parts]
-    n = sum(t.numel() for t in parts)
-    room = torch.empty(n, dtype=torch.float32, device=parts[0].device)
-    out: list[Tensor] = list(_unflatten_dense_tensors(room, parts))  # type: ignore[no-untyped-call]
-    torch._foreach_copy_(out, parts)
-    return out
+    """Copies, in one piece of memory that an allocator tends to have in the same place at each
+    step. Those that cannot be in a row there, each at a multiple of 16 bytes, are apart."""
+    one = len({t.device for t in parts}) == 1 and not torch.compiler.is_compiling()
+    fit = [one and t.layout == torch.strided and is_bare(t) and t.numel() % 4 == 0 for t in parts]
+    row = list(compress(parts, fit))
+    out: list[Tensor] = []
+    if row:
+        n = sum(t.numel() for t in row)
+        room = torch.empty(n, dtype=torch.float32, device=row[0].device)
+        out = list(_unflatten_dense_tensors(room, row))  # type: ignore[no-untyped-call]
+        torch._foreach_copy_(out, row)
+    copies = iter(out)
+    return [next(copies) if fits else t.float() for t, fits in zip(parts, fit, strict=True)]
 
 
 def _twins(params: list[Tensor], xs: list[Tensor]) -> list[nn.Parameter]:
     """For each 16-bit parameter one in fp32 with the values x, and else as it is."""
-    grads = in_fp32([p.grad for p in params if p.grad is not None])
+    grads: list[Any] = [p.grad for p in params]
     twins = []
-    for p, x, grad in zip(params, xs, grads, strict=True):
-        twin = nn.Parameter(sharded.like(x, p), p.requires_grad)
-        twin.grad = grad
+    for p, x, grad in zip(params, xs, in_fp32(grads), strict=True):
+        twin: Any = nn.Parameter(sharded.like(x, p), p.requires_grad)
+        twin.grad, twin.stands_for = grad, p
         for name, value in p.__dict__.items():
             twin.__dict__.setdefault(name, value)
         twins.append(twin)
     return twins
 
 
-def _widened(state: Any) -> Any:
-    """State with fp32 for each tensor of 16 bits."""
+def _after_hooks(
+    base: Optimizer, params: list[Tensor], twins: list[nn.Parameter]
+) -> Callable[[], None]:
+    """Let twins follow what the base's own hooks do to the gradients of the parameters themselves;
+    returns what ends it."""
+    if not base._optimizer_step_pre_hooks:
+        return lambda: None
+    before: list[Any] = [p.grad for p in params]
+    versions = [g._version for g in before]
 
-    def widened(t: Tensor) -> Tensor:
-        return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+    def follow(*_: Any) -> None:
+        for p, twin, g, version in zip(params, twins, before, versions, strict=True):
+            if g._version != version or p.grad is not g:
+                twin.grad = None if p.grad is None else p.grad.float()
 
-    return tree_map_only(Tensor, widened, state)
+    return base.register_step_pre_hook(follow).remove
+
+
+def _witnesses(params: list[Tensor], twins: list[nn.Parameter]) -> list[tuple[Tensor, ...]]:
+    """The smallest few with copies: enough to see which of the two a base moves."""
+    both = zip(params, twins, strict=True)
+    found = [(sharded.local(p.detach()), sharded.local(t.detach())) for p, t in both]
+    if any(p.is_meta or (p.is_cuda and torch.cuda.is_current_stream_capturing()) for p, _ in found):
+        return []
+    found = sorted((pair for pair in found if pair[0].numel()), key=lambda pair: pair[0].numel())
+    return [(p, twin, p.clone(), twin.clone()) for p, twin in found[:8]]
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, so that NaN is NaN; on the meta device, where memory is foretold, there are no
-    bits."""
-    return a.is_meta or torch.equal(a.view(torch.int16), b.view(torch.int16))
+    """Bit by bit, so that NaN is NaN."""
+    bits = {2: torch.int16, 4: torch.int32}[a.itemsize]
+    return torch.equal(a.view(bits), b.view(bits))
 
 
-def _as_saved(loaded: Any, saved: Any) -> Any:
-    """Loaded state, with the saved value in fp32 of each tensor that was cast to 16 bits."""
-    if isinstance(loaded, dict) and isinstance(saved, dict):
-        return {k: _as_saved(v, saved.get(k)) for k, v in loaded.items()}
-    if isinstance(loaded, list) and isinstance(saved, list) and len(loaded) == len(saved):
-        return [_as_saved(a, b) for a, b in zip(loaded, saved, strict=True)]
-    if isinstance(loaded, Tensor) and isinstance(saved, Tensor) and loaded.dtype != saved.dtype:
-        return saved.detach().to(loaded.device, torch.float32, copy=True)
-    return loaded
+def _widened(state: Any) -> Any:
+    """State with fp32 for each tensor of 16 bits."""
+    return tree_map_only(Tensor, lambda t: t.float() if t.dtype in HALVES else t, state)
+
+
+def _as_saved(loaded: Group, saved: Group) -> Group:
+    """Loaded state with the saved value of each tensor that torch has cast to 16 bits: as it was,
+    but that what floats is fp32."""
+
+    def leaf(t: Any, saved: Any) -> Any:
+        if not (isinstance(t, Tensor) and isinstance(saved, Tensor)) or t.dtype == saved.dtype:
+            return t
+        dtype = torch.float32 if saved.is_floating_point() else saved.dtype
+        return saved.detach().to(t.device, dtype, copy=True)
+
+    found = {}
+    for key in loaded.keys() & saved.keys():
+        leaves, (before, form) = tree_leaves(loaded[key]), tree_flatten(saved[key])
+        if len(leaves) == len(before):  # in the saved form: torch forgets how long a deque may be
+            found[key] = tree_unflatten(list(map(leaf, leaves, before)), form)
+    return found
 
 
 def check_base(base: Any, who: str) -> None:
