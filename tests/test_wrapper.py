@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
-from collections import deque
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -637,6 +639,136 @@ def test_hooks_of_the_base_change_16_bit_gradients(through: str) -> None:
     feed(opt, weights, range(2))
     assert_bitwise(weights, before)
     assert len(base._optimizer_step_pre_hooks) == 1
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@pytest.mark.parametrize("through", ["parameters", "groups"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_hooks_of_the_base_change_the_weights(wrap: Any, through: str, dtype: torch.dtype) -> None:
+    """A mask, as for pruning: what it holds at zero is there and stays there."""
+    weights = network(dtype)
+    base = SGD(weights, lr=0.1)
+
+    def hook(*_: Any) -> None:
+        for w in base.param_groups[0]["params"] if through == "groups" else weights:
+            w.data[0] = 0
+
+    hook()
+    opt = wrap(base)
+    base.register_step_post_hook(hook)
+    feed(opt, weights, range(4))
+    if isinstance(opt, ScheduleFree | GPA):
+        opt.eval()
+    for w in weights:
+        assert torch.equal(w[0], torch.zeros_like(w[0]))
+        assert w[1:].any()
+
+
+class Nested(Optimizer):
+    """Around another whose groups it shares, as Lookahead of several packages."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner, self.state, self.defaults = inner, defaultdict(dict), inner.defaults
+        self.param_groups = inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class Caches(SGD):
+    """Looks for its parameters once."""
+
+    found: Any = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.found = self.found or [p for g in self.param_groups for p in g["params"]]
+        for p in self.found:
+            p.add_(p.grad, alpha=-0.1)
+
+
+class ByIdentity(SGD):
+    """Keeps momentum in a dict of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.own: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            m = self.own.setdefault(id(p), torch.zeros_like(p))
+            p.add_(m.mul_(0.9).add_(p.grad), alpha=-0.1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda ps: Nested(adamw(ps)), lambda ps: Caches(ps, 0.1), lambda ps: ByIdentity(ps, 0.1)],
+    ids=["nested", "caches", "by identity"],
+)
+def test_bases_that_remember_16_bit_parameters(make: Make) -> None:
+    low = network(torch.bfloat16)
+    high = [Parameter(w.detach().float()) for w in low]
+    bases = make(low), make(high)
+    one, two = map(SODAWrapper, bases)
+    for k in range(12):
+        for a, b in zip(low, high, strict=True):
+            b.data.copy_(a.data)
+        feed(one, low, range(k, k + 1))
+        follow(two, low, high)
+        for n, (a, b) in enumerate(zip(low, high, strict=True)):
+            key = rounding.key(0, n, k)
+            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), torch.bfloat16, key))
+    if isinstance(bases[0], Nested):
+        assert {id(p) for p in bases[0].inner.state} == set(map(id, low))
+    if isinstance(bases[0], ByIdentity):
+        assert len(bases[0].own) == len(low)
+
+
+def test_nothing_is_left_of_a_16_bit_step() -> None:
+    """Neither memory in what stood in the places of parameters, nor a parameter that is gone."""
+    weights = network(torch.bfloat16)
+    opt = SODAWrapper(SGD(weights, lr=0.1))
+    feed(opt, weights, range(2))
+    twins = list(opt._made.values())
+    assert len(twins) == len(weights)
+    assert all(t.numel() == 0 and t.grad is None for t in twins)
+    assert not any(hasattr(t, "stands_for") for t in twins)
+    gone = weakref.ref(weights[0])
+    opt.state.clear()
+    opt.param_groups[0]["params"] = weights[1:]
+    del weights[0], twins
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@pytest.mark.parametrize("route", ["plain and back", "16-bit moments", "fp32", "fp16"])
+def test_16_bit_state_by_many_routes(wrap: Any, route: str) -> None:
+    """However it came to be of another width, it goes on, in the width that this optimizer has."""
+    weights = network(torch.bfloat16)
+    opt = wrap(adamw(weights))
+    feed(opt, weights, range(3))
+    saved = copy.deepcopy(opt.state_dict())
+    if route == "plain and back":
+        plain = adamw(weights)
+        plain.load_state_dict(saved)
+        feed(plain, weights, range(3, 4))
+        saved = copy.deepcopy(plain.state_dict())
+    elif route == "16-bit moments":
+        for state in saved["state"].values():
+            state |= {k: state[k].bfloat16() for k in ("exp_avg", "exp_avg_sq")}
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(route, torch.bfloat16)
+    others, fresh = network(dtype), network(dtype)
+    new, unloaded = wrap(adamw(others)), wrap(adamw(fresh))
+    new.load_state_dict(saved)
+    feed(new, others, range(3, 6))
+    feed(unloaded, fresh, range(3, 6))
+    for v, f in zip(others, fresh, strict=True):
+        assert new.state[v].keys() == unloaded.state[f].keys()
+        for key in new.state[v].keys() - {"soda_z0"}:
+            assert new.state[v][key].dtype == unloaded.state[f][key].dtype, key
+        assert v.isfinite().all()
 
 
 @pytest.mark.parametrize("anchor", ["seeds", "file", "clone", "auto"])

@@ -84,6 +84,9 @@ class _Averaged(Wrapper):
             x, z = sharded.local(kept.x), sharded.local(kept.z)
             sharded.local(p).copy_(x.lerp(z, self.lam_bar))
 
+    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        return super().place(p, name, t).to(sum_dtype(p.dtype))
+
     def swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         p_, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
         if p.dtype == x.dtype:
@@ -170,6 +173,9 @@ class _Periodic(Wrapper):
         if ends:
             for _, p in pairs:
                 sharded.local(self.own(p)["slow"]).copy_(sharded.local(p))
+
+    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        return super().place(p, name, t).to(p.dtype if name == "slow" else sum_dtype(p.dtype))
 
     def more(self, p: Tensor) -> dict[str, Tensor]:
         """What else is kept of p; there from the first step on, as checkpoints expect."""

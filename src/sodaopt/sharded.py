@@ -62,6 +62,14 @@ def like(t: Tensor, p: Any) -> Tensor:
     return made
 
 
+def refill(t: Any, part: Tensor) -> None:
+    """Let t have this memory for this rank's part."""
+    if is_sharded(t):
+        t._local_tensor = part
+    else:
+        t.data = part
+
+
 def gather(t: Tensor, p: Any) -> Tensor:
     """The whole tensor of which t is this rank's part, laid out as p is."""
     whole: Any = like(t, p)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import compress
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import sharded
 from ._bare import is_bare
@@ -92,11 +95,14 @@ class Wrapper(Optimizer):
         return p.dtype in HALVES and not isinstance(self.base, SODA)
 
     def _widen(self, p: Tensor) -> None:
-        """What the bare base keeps of p in 16 bits."""
+        """What the bare base keeps of p in 16 bits. Where some is fp32 the rest is 16 bits by the
+        base's own choice."""
         state, mine = self.base.state.get(p), self.key("")
         if isinstance(state, dict) and self._is_wide(p):
             theirs = {k: v for k, v in state.items() if not str(k).startswith(mine)}
-            state.update(_widened(theirs))
+            tensors = [t for t in tree_leaves(theirs) if isinstance(t, Tensor) and t.numel() > 1]
+            if all(t.dtype in HALVES for t in tensors if t.is_floating_point()):
+                state.update(_widened(theirs))
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -140,32 +146,51 @@ class Wrapper(Optimizer):
     def _step_in_fp32(self, points: list[tuple[Tensor, Tensor]]) -> None:
         """The base's step with fp32 twins in the places of these 16-bit parameters, so that
         nothing is rounded on the way: not its update, nor its own state, which is fp32 as well."""
-        base, state = self.base, self.base.state
+        base, states = self.base, _states(self.base)
         params, xs = [p for p, _ in points], [x for _, x in points]
-        twins = _twins(params, xs)
-        places = dict(zip(map(id, params), twins, strict=True))
         lists = [(group, group["params"]) for group in base.param_groups]
-        witnesses = [] if self._trusted else _witnesses(params, twins)
-        hook = _after_hooks(base, params, twins)
-        try:
-            for p, twin in zip(params, twins, strict=True):
-                if p in state:
-                    state[twin] = state.pop(p)
-            for group, its in lists:
-                group["params"] = [places.get(id(p), p) for p in its]
-            base.step()
-        finally:
-            hook()
-            for group, its in lists:
-                group["params"] = its
-            for p, twin in zip(params, twins, strict=True):
-                if twin in state:
-                    state[p] = state.pop(twin)
-        for x, twin in zip(xs, twins, strict=True):
-            stepped = sharded.local(twin)
-            if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
-                x.copy_(stepped)
-        self._check_witnesses(witnesses)
+        with _hooks(base, points):
+            twins = self._twins(params, xs)
+            witnesses = [] if self._trusted else _witnesses(params, twins)
+            places = dict(zip(map(id, params), twins, strict=True))
+            try:
+                for state in states:
+                    _rename(state, params, twins)
+                for group, its in lists:
+                    group["params"] = [places.get(id(p), p) for p in its]
+                base.step()
+                for x, twin in zip(xs, twins, strict=True):
+                    stepped = sharded.local(twin)
+                    if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
+                        x.copy_(stepped)
+            finally:
+                for group, its in lists:
+                    group["params"] = its
+                for state in states:
+                    _rename(state, twins, params)
+                for twin in twins:
+                    twin.grad = None
+                    del twin.stands_for
+                    sharded.refill(twin, xs[0].new_empty(0))
+            self._check_witnesses(witnesses)
+
+    def _twins(self, params: list[Tensor], xs: list[Tensor]) -> list[Any]:
+        """For each 16-bit parameter one in fp32 with the values x, and else as it is: the same
+        object at each step, for bases that remember it."""
+        made = self.__dict__.setdefault("_made", WeakTensorKeyDictionary())
+        grads: list[Any] = [p.grad for p in params]
+        twins = []
+        for p, x, grad in zip(params, xs, in_fp32(grads), strict=True):
+            twin: Any = made.get(p)
+            if twin is None:
+                twin = made[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+                for name, value in p.__dict__.items():
+                    twin.__dict__.setdefault(name, value)
+            else:
+                sharded.refill(twin, x)
+            twin.grad, twin.stands_for = grad, p
+            twins.append(twin)
+        return twins
 
     _trusted = False
     """The base was seen to move what stands in a parameter's place."""
@@ -300,13 +325,10 @@ class Wrapper(Optimizer):
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
-        plain = [g for g in state_dict["param_groups"] if self.key("k") not in g]
-        bare = {n for g in plain for n in g["params"]}  # the bare base wrote these
         for n, p in zip(numbers, params, strict=True):
             if n in theirs and self._is_wide(p):
                 self.base.state[p].update(_as_saved(self.base.state[p], theirs[n]))
-                if n in bare:
-                    self._widen(p)
+                self._widen(p)
             for key, t in ours.get(n, {}).items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -423,38 +445,49 @@ def in_fp32(parts: list[Tensor]) -> list[Tensor]:
     return [next(copies) if fits else t.float() for t, fits in zip(parts, fit, strict=True)]
 
 
-def _twins(params: list[Tensor], xs: list[Tensor]) -> list[nn.Parameter]:
-    """For each 16-bit parameter one in fp32 with the values x, and else as it is."""
-    grads: list[Any] = [p.grad for p in params]
-    twins = []
-    for p, x, grad in zip(params, xs, in_fp32(grads), strict=True):
-        twin: Any = nn.Parameter(sharded.like(x, p), p.requires_grad)
-        twin.grad, twin.stands_for = grad, p
-        for name, value in p.__dict__.items():
-            twin.__dict__.setdefault(name, value)
-        twins.append(twin)
-    return twins
+def _states(base: Optimizer) -> list[Any]:
+    """The base's state, and that of optimizers inside it that share its groups."""
+    groups = set(map(id, base.param_groups))
+    inside = [v for v in vars(base).values() if isinstance(v, Optimizer)]
+    shared = [o.state for o in inside if groups & set(map(id, o.param_groups))]
+    return [base.state, *(state for state in shared if state is not base.state)]
 
 
-def _after_hooks(
-    base: Optimizer, params: list[Tensor], twins: list[nn.Parameter]
-) -> Callable[[], None]:
-    """Let twins follow what the base's own hooks do to the gradients of the parameters themselves;
-    returns what ends it."""
-    if not base._optimizer_step_pre_hooks:
-        return lambda: None
-    before: list[Any] = [p.grad for p in params]
-    versions = [g._version for g in before]
-
-    def follow(*_: Any) -> None:
-        for p, twin, g, version in zip(params, twins, before, versions, strict=True):
-            if g._version != version or p.grad is not g:
-                twin.grad = None if p.grad is None else p.grad.float()
-
-    return base.register_step_pre_hook(follow).remove
+def _rename(state: Any, old: Iterable[Tensor], new: Iterable[Tensor]) -> None:
+    for a, b in zip(old, new, strict=True):
+        if a in state:
+            state[b] = state.pop(a)
 
 
-def _witnesses(params: list[Tensor], twins: list[nn.Parameter]) -> list[tuple[Tensor, ...]]:
+@contextmanager
+def _hooks(base: Optimizer, points: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """The base's own hooks, which know the parameters and nothing of what stands in their place:
+    run before, and after with the parameters where the base has stepped to. What they change there
+    is taken over into the points."""
+    tables = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    before, after = (getattr(base, name, {}) for name in tables)
+    for hook in before.values():
+        hook(base, (), {})
+    for name in tables:
+        setattr(base, name, OrderedDict())
+    try:
+        yield
+    finally:
+        for name, table in zip(tables, (before, after), strict=True):
+            setattr(base, name, table)
+    if not after:
+        return
+    parts = [sharded.local(p.detach()) for p, _ in points]
+    for part, (_, x) in zip(parts, points, strict=True):
+        part.copy_(x)
+    rounded = [part.clone() for part in parts]
+    for hook in after.values():
+        hook(base, (), {})
+    for part, old, (_, x) in zip(parts, rounded, points, strict=True):
+        x.copy_(torch.where(part == old, x, part.float()))
+
+
+def _witnesses(params: list[Tensor], twins: list[Any]) -> list[tuple[Tensor, ...]]:
     """The smallest few with copies: enough to see which of the two a base moves."""
     both = zip(params, twins, strict=True)
     found = [(sharded.local(p.detach()), sharded.local(t.detach())) for p, t in both]
