@@ -34,7 +34,7 @@ from sodaopt import (
     zoo,
 )
 from sodaopt.bases import NON_READERS
-from sodaopt.wrapping import in_fp32
+from sodaopt.twins import in_fp32
 from tests import bases
 from tests.tables import ROWS, anchored, backward, network
 
@@ -730,7 +730,7 @@ def test_nothing_is_left_of_a_16_bit_step() -> None:
     weights = network(torch.bfloat16)
     opt = SODAWrapper(SGD(weights, lr=0.1))
     feed(opt, weights, range(2))
-    twins = list(opt._made.values())
+    twins = list(opt._twins.made.values())
     assert len(twins) == len(weights)
     assert all(t.numel() == 0 and t.grad is None for t in twins)
     assert not any(hasattr(t, "stands_for") for t in twins)

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from . import rounding, schedules, sharded
 from .lines import sum_dtype
 from .schedules import Coef
-from .wrapping import Group, Pair, Wrapper, in_fp32
+from .twins import in_fp32
+from .wrapping import Group, Pair, Wrapper
 
 
 class _Kept(NamedTuple):

@@ -15,7 +15,8 @@ from .bases import DECAYS
 from .groups import hidden
 from .schedules import Coef
 from .template import SODA
-from .wrapping import Group, Pair, Wrapper, check_base, decays, in_fp32
+from .twins import in_fp32
+from .wrapping import Group, Pair, Wrapper, check_base, decays
 
 
 class _Held(NamedTuple):

@@ -11,24 +11,17 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import compress
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import sharded
-from ._bare import is_bare
 from .bases import DECAYS, NON_READERS
-from .rounding import HALVES
 from .template import SODA
+from .twins import Twins
 
 Group: TypeAlias = dict[str, Any]
 Pair: TypeAlias = tuple[int, Tensor]
@@ -50,7 +43,7 @@ class Wrapper(Optimizer):
                 group.setdefault(key, value)
         self.check()
         for p in list(base.state):
-            self._widen(p)
+            self._twins.widen(p, self.key(""))
 
     def marks(self) -> Group:
         """The group keys of this wrapper with their first values: plain numbers."""
@@ -75,6 +68,13 @@ class Wrapper(Optimizer):
         step in its place; those not here it steps as they are."""
         return []
 
+    @property
+    def _twins(self) -> Twins:
+        """What steps 16-bit parameters. It knows nothing that must be kept."""
+        if "_stepper" not in self.__dict__:
+            self._stepper = Twins(self.base, type(self).__name__)
+        return self._stepper
+
     def key(self, name: str) -> str:
         return f"{self.prefix}_{name}"
 
@@ -88,21 +88,6 @@ class Wrapper(Optimizer):
     def keep(self, p: Tensor, **tensors: Tensor) -> None:
         """Store tensors of p; only after the base has stepped on it."""
         self.base.state[p].update({self.key(name): t for name, t in tensors.items()})
-
-    def _is_wide(self, p: Tensor) -> bool:
-        """Whether the base's state of p is to be fp32 though p is not. (The template's is, where
-        it should be.)"""
-        return p.dtype in HALVES and not isinstance(self.base, SODA)
-
-    def _widen(self, p: Tensor) -> None:
-        """What the bare base keeps of p in 16 bits. Where some is fp32 the rest is 16 bits by the
-        base's own choice."""
-        state, mine = self.base.state.get(p), self.key("")
-        if isinstance(state, dict) and self._is_wide(p):
-            theirs = {k: v for k, v in state.items() if not str(k).startswith(mine)}
-            tensors = [t for t in tree_leaves(theirs) if isinstance(t, Tensor) and t.numel() > 1]
-            if all(t.dtype in HALVES for t in tensors if t.is_floating_point()):
-                state.update(_widened(theirs))
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -129,7 +114,7 @@ class Wrapper(Optimizer):
                     work.append((group, pairs, self.before(group, pairs)))
             points = [pair for _, pairs, held in work for pair in self.points(pairs, held)]
             if points:
-                self._step_in_fp32(points)
+                self._twins.step(points)
             else:
                 self.base.step()  # bare: some bases take no closure
             while work:
@@ -141,70 +126,6 @@ class Wrapper(Optimizer):
                 self.undo(group, pairs, held)
             raise
         return loss
-
-    @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _step_in_fp32(self, points: list[tuple[Tensor, Tensor]]) -> None:
-        """The base's step with fp32 twins in the places of these 16-bit parameters, so that
-        nothing is rounded on the way: not its update, nor its own state, which is fp32 as well."""
-        base, states = self.base, _states(self.base)
-        params, xs = [p for p, _ in points], [x for _, x in points]
-        lists = [(group, group["params"]) for group in base.param_groups]
-        with _hooks(base, points):
-            twins = self._twins(params, xs)
-            witnesses = [] if self._trusted else _witnesses(params, twins)
-            places = dict(zip(map(id, params), twins, strict=True))
-            try:
-                for state in states:
-                    _rename(state, params, twins)
-                for group, its in lists:
-                    group["params"] = [places.get(id(p), p) for p in its]
-                base.step()
-                for x, twin in zip(xs, twins, strict=True):
-                    stepped = sharded.local(twin)
-                    if stepped.data_ptr() != x.data_ptr():  # some bases hang other memory there
-                        x.copy_(stepped)
-            finally:
-                for group, its in lists:
-                    group["params"] = its
-                for state in states:
-                    _rename(state, twins, params)
-                for twin in twins:
-                    twin.grad = None
-                    del twin.stands_for
-                    sharded.refill(twin, xs[0].new_empty(0))
-            self._check_witnesses(witnesses)
-
-    def _twins(self, params: list[Tensor], xs: list[Tensor]) -> list[Any]:
-        """For each 16-bit parameter one in fp32 with the values x, and else as it is: the same
-        object at each step, for bases that remember it."""
-        made = self.__dict__.setdefault("_made", WeakTensorKeyDictionary())
-        grads: list[Any] = [p.grad for p in params]
-        twins = []
-        for p, x, grad in zip(params, xs, in_fp32(grads), strict=True):
-            twin: Any = made.get(p)
-            if twin is None:
-                twin = made[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
-                for name, value in p.__dict__.items():
-                    twin.__dict__.setdefault(name, value)
-            else:
-                sharded.refill(twin, x)
-            twin.grad, twin.stands_for = grad, p
-            twins.append(twin)
-        return twins
-
-    _trusted = False
-    """The base was seen to move what stands in a parameter's place."""
-
-    def _check_witnesses(self, witnesses: list[tuple[Tensor, ...]]) -> None:
-        for p, twin, p_before, twin_before in witnesses:
-            if not _is_same(p, p_before):
-                name = type(self.base).__name__
-                raise RuntimeError(
-                    f"{name} moved a 16-bit parameter itself and not the fp32 one in its place, "
-                    f"for it keeps parameters outside its param_groups: give {name} the wrapped "
-                    f"optimizer, {type(self).__name__}.of(torch.optim.AdamW) where it takes a class"
-                )
-            self._trusted |= not _is_same(twin, twin_before)
 
     @property
     def reads(self) -> bool:
@@ -279,7 +200,7 @@ class Wrapper(Optimizer):
             raise
         for group in self.base.param_groups[held:]:
             for p in group["params"]:
-                self._widen(p)
+                self._twins.widen(p, self.key(""))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Through the base."""
@@ -326,9 +247,8 @@ class Wrapper(Optimizer):
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
         for n, p in zip(numbers, params, strict=True):
-            if n in theirs and self._is_wide(p):
-                self.base.state[p].update(_as_saved(self.base.state[p], theirs[n]))
-                self._widen(p)
+            if n in theirs:
+                self._twins.restore(p, theirs[n], self.key(""))
             for key, t in ours.get(n, {}).items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -427,103 +347,6 @@ def _class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) 
 def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
     made = _class_form(cls, base_class, options)
     return made.__new__(made)
-
-
-def in_fp32(parts: list[Tensor]) -> list[Tensor]:
-    """Copies, in one piece of memory that an allocator tends to have in the same place at each
-    step. Those that cannot be in a row there, each at a multiple of 16 bytes, are apart."""
-    one = len({t.device for t in parts}) == 1 and not torch.compiler.is_compiling()
-    fit = [one and t.layout == torch.strided and is_bare(t) and t.numel() % 4 == 0 for t in parts]
-    row = list(compress(parts, fit))
-    out: list[Tensor] = []
-    if row:
-        n = sum(t.numel() for t in row)
-        room = torch.empty(n, dtype=torch.float32, device=row[0].device)
-        out = list(_unflatten_dense_tensors(room, row))  # type: ignore[no-untyped-call]
-        torch._foreach_copy_(out, row)
-    copies = iter(out)
-    return [next(copies) if fits else t.float() for t, fits in zip(parts, fit, strict=True)]
-
-
-def _states(base: Optimizer) -> list[Any]:
-    """The base's state, and that of optimizers inside it that share its groups."""
-    groups = set(map(id, base.param_groups))
-    inside = [v for v in vars(base).values() if isinstance(v, Optimizer)]
-    shared = [o.state for o in inside if groups & set(map(id, o.param_groups))]
-    return [base.state, *(state for state in shared if state is not base.state)]
-
-
-def _rename(state: Any, old: Iterable[Tensor], new: Iterable[Tensor]) -> None:
-    for a, b in zip(old, new, strict=True):
-        if a in state:
-            state[b] = state.pop(a)
-
-
-@contextmanager
-def _hooks(base: Optimizer, points: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """The base's own hooks, which know the parameters and nothing of what stands in their place:
-    run before, and after with the parameters where the base has stepped to. What they change there
-    is taken over into the points."""
-    tables = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    before, after = (getattr(base, name, {}) for name in tables)
-    for hook in before.values():
-        hook(base, (), {})
-    for name in tables:
-        setattr(base, name, OrderedDict())
-    try:
-        yield
-    finally:
-        for name, table in zip(tables, (before, after), strict=True):
-            setattr(base, name, table)
-    if not after:
-        return
-    parts = [sharded.local(p.detach()) for p, _ in points]
-    for part, (_, x) in zip(parts, points, strict=True):
-        part.copy_(x)
-    rounded = [part.clone() for part in parts]
-    for hook in after.values():
-        hook(base, (), {})
-    for part, old, (_, x) in zip(parts, rounded, points, strict=True):
-        x.copy_(torch.where(part == old, x, part.float()))
-
-
-def _witnesses(params: list[Tensor], twins: list[Any]) -> list[tuple[Tensor, ...]]:
-    """The smallest few with copies: enough to see which of the two a base moves."""
-    both = zip(params, twins, strict=True)
-    found = [(sharded.local(p.detach()), sharded.local(t.detach())) for p, t in both]
-    if any(p.is_meta or (p.is_cuda and torch.cuda.is_current_stream_capturing()) for p, _ in found):
-        return []
-    found = sorted((pair for pair in found if pair[0].numel()), key=lambda pair: pair[0].numel())
-    return [(p, twin, p.clone(), twin.clone()) for p, twin in found[:8]]
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, so that NaN is NaN."""
-    bits = {2: torch.int16, 4: torch.int32}[a.itemsize]
-    return torch.equal(a.view(bits), b.view(bits))
-
-
-def _widened(state: Any) -> Any:
-    """State with fp32 for each tensor of 16 bits."""
-    return tree_map_only(Tensor, lambda t: t.float() if t.dtype in HALVES else t, state)
-
-
-def _as_saved(loaded: Group, saved: Group) -> Group:
-    """Loaded state with the saved value of each tensor that torch has cast to 16 bits: as it was,
-    but that what floats is fp32."""
-
-    def leaf(t: Any, saved: Any) -> Any:
-        if not (isinstance(t, Tensor) and isinstance(saved, Tensor)) or t.dtype == saved.dtype:
-            return t
-        dtype = torch.float32 if saved.is_floating_point() else saved.dtype
-        return saved.detach().to(t.device, dtype, copy=True)
-
-    found = {}
-    for key in loaded.keys() & saved.keys():
-        leaves, (before, form) = tree_leaves(loaded[key]), tree_flatten(saved[key])
-        if len(leaves) == len(before):  # in the saved form: torch forgets how long a deque may be
-            found[key] = tree_unflatten(list(map(leaf, leaves, before)), form)
-    return found
 
 
 def check_base(base: Any, who: str) -> None:
