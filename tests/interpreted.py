@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import torch
 
-from sodaopt import init, rounding
+from sodaopt import Method, anchors, geometry, init, onepass, rounding
+from sodaopt.lines import Leaf, Step, in_passes
 
 KINDS = {"uniform": init.uniform(-0.3, 0.2), "sign": init.sign(0.1)}
 DTYPES = (torch.float32, torch.float16)
@@ -64,6 +65,40 @@ def rounded(dtype: torch.dtype, offset: int, start: int) -> bool:
     return all(map(torch.equal, whole, expected))
 
 
+MAPS = {
+    "diagonal": geometry.Diagonal(rate=0.25, eps=0.5),
+    "sign": geometry.Ball(geometry.Sign(geometry.unit)),
+    "euclidean": geometry.Sharp(geometry.Euclidean()),
+}
+
+
+def lines(map_: str, centre: str, dtype: torch.dtype, alpha: float, offset: int) -> bool:
+    """To a rounding: the interpreter's fma has two, so the numbers here are powers of two."""
+    lam = 1.0 if centre == "last" else 0.25
+    method = Method(MAPS[map_], alpha=alpha, alpha_bar=0.5, lam=lam, centre=centre, gamma=1.0)
+    group = {"maximize": offset > 0, "seed": 1}
+    found = []
+    torch.manual_seed(0)
+    start = [[torch.randn(n + offset)[offset:].to(dtype) for n in SIZES] for _ in range(3)]
+    moments = [[torch.rand(n + offset)[offset:] for n in SIZES] for _ in range(2)]
+    for in_one in (True, False):
+        leaves = []
+        for j in range(len(SIZES)):
+            p, g, z = (tensors[j].clone() for tensors in start)
+            m, v = (tensors[j].clone() for tensors in moments)
+            p.grad = g
+            state = {"z0": torch.tensor(2.0) if j == 1 else z} if centre == "init" else {}
+            state |= {"m": m} if method.keeps_m else {}
+            state |= {"v": v} if map_ == "diagonal" else {}
+            leaves.append(Leaf(p, state, j))
+        step = Step(method, 3, 0.5, method.coefs(3, 0.5), group, anchors.Constant())
+        left = onepass.launch(leaves, step) if in_one else in_passes(leaves, step)
+        assert not left
+        found.append([t for leaf in leaves for t in (leaf.p, *leaf.state.values())])
+    tol = 2.0**-20 if dtype == torch.float32 else 2.0**-8
+    return all(torch.allclose(a, b, tol, tol) for a, b in zip(*found, strict=True))
+
+
 def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
     for kind in KINDS:
         for dtype in DTYPES:
@@ -77,6 +112,11 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
         for dtype in (torch.bfloat16, torch.float16):
             for start in (0, 3, 2**33 + 5):
                 yield "rounded", (dtype, offset, start)
+    for map_ in MAPS:
+        for centre in ("last", "origin", "init"):
+            for dtype in DTYPES:
+                for alpha in (0.25, 1.0):
+                    yield "lines", (map_, centre, dtype, alpha, 3 if alpha == 1 else 0)
 
 
 def name(check: str, arguments: tuple[object, ...]) -> str:
@@ -85,7 +125,7 @@ def name(check: str, arguments: tuple[object, ...]) -> str:
 
 def main() -> None:
     torch.manual_seed(0)
-    checks = {"seeded": seeded, "pull": pull, "rounded": rounded}
+    checks = {"seeded": seeded, "pull": pull, "rounded": rounded, "lines": lines}
     print(json.dumps({name(c, a): checks[c](*a) for c, a in cases()}))  # type: ignore[operator]
 
 

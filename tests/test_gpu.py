@@ -12,7 +12,20 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, SODAWrapper, anchors, init, msign, pulling, rounding
+from sodaopt import (
+    SODA,
+    Method,
+    SODAWrapper,
+    anchors,
+    init,
+    kernels,
+    lines,
+    msign,
+    onepass,
+    pulling,
+    rounding,
+    zoo,
+)
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
@@ -315,6 +328,39 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
     kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9)
     for p, q in zip(whole, expected, strict=True):
         assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+
+
+def in_one_pass() -> dict[str, tuple[Method, str]]:
+    """Rows whose map acts on each entry, with every anchor where they have one."""
+    fused = {n: m for n, m in METHODS.items() if m.fused and m.geometry.elementwise}
+    bare = {n: m for n, m in fused.items() if m.centre == "last" and m.lam == 1}
+    fused |= {f"soda({n})": zoo.soda(m) for n, m in bare.items() if zoo.soda(m).fused}
+    return {
+        f"{n}, {anchor}": (m, anchor)
+        for n, m in fused.items()
+        for anchor in (("clone", "bf16", "auto") if m.centre == "init" else ("clone",))
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", in_one_pass())
+def test_lines_in_one_pass(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has the bits of the plain passes, in weights and state, and does all the work."""
+    (method, anchor), found = in_one_pass()[name], []
+    for map_ in ("diagonal", "sign", "euclidean"):
+        assert kernels.usable(f"{map_} lines", torch.device("cuda", 0))
+    for plain in (False, True):
+        weights = on_gpu([*network(dtype), Parameter(torch.zeros(4100, dtype=dtype))])
+        opt = SODA(weights, 0.01, method, anchor=anchor, seed=3)
+        if plain:
+            monkeypatch.setattr(onepass, "update", lambda leaves, step: leaves)
+        else:
+            monkeypatch.setattr(lines, "in_passes", None)
+        feed(opt, weights, range(5))
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        monkeypatch.undo()
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import rounding, sharded
+from . import onepass, rounding, sharded
 from .anchors import Anchor
 from .geometry import Moment, State
 from .method import Coefs, Method
@@ -21,12 +21,47 @@ class Leaf(NamedTuple):
     number: int
 
 
+class Step(NamedTuple):
+    """One step of leaves that share its number, the memory of their coefficients, dtype and device;
+    anchor: where their z0 is."""
+
+    method: Method
+    k: int
+    lr: float
+    c: Coefs
+    group: dict[str, Any]
+    anchor: Anchor
+
+    @property
+    def gamma(self) -> float:
+        """With lam in it, where the map allows that."""
+        return self.c.lam * self.c.gamma if self.folds else self.c.gamma  # type: ignore[no-any-return]
+
+    @property
+    def folds(self) -> bool:
+        return self.method.fused and self.method.geometry.homogeneous
+
+
 def update(leaves: list[Leaf], method: Method, group: dict[str, Any], anchor: Anchor) -> None:
-    """One step of leaves that share step, memory, dtype and device; anchor: where their z0 is."""
-    ps, s = [leaf.p for leaf in leaves], [leaf.state for leaf in leaves]
+    """One step of leaves that share step, memory, dtype and device."""
+    s = [leaf.state for leaf in leaves]
     k, lr = int(s[0]["step"]), float(group["lr"])
     past = method.advance({name: float(s[0][name]) for name in method.memory}, k, lr)
-    c = method.coefs(k, lr, past)
+    step = Step(method, k, lr, method.coefs(k, lr, past), group, anchor)
+    if left := onepass.update(leaves, step):
+        in_passes(left, step)
+    # of a number, or without alpha, this costs a small step as much as all the rest
+    one = torch.ones((), dtype=torch.float32, device="cpu")
+    torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)
+    for t in s:
+        for name, value in past.items():
+            t[name].fill_(value)
+
+
+def in_passes(leaves: list[Leaf], step: Step) -> None:
+    """Line by line, in plain operations on lists."""
+    ps, s = [leaf.p for leaf in leaves], [leaf.state for leaf in leaves]
+    method, k, lr, c, group, anchor = step
     dtype = sum_dtype(ps[0].dtype)
 
     y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
@@ -40,15 +75,13 @@ def update(leaves: list[Leaf], method: Method, group: dict[str, Any], anchor: An
         if method.alpha_bar != 0:
             m_bar = list(torch._foreach_lerp(m, g, c.alpha_bar))
 
-    fold = method.fused and method.geometry.homogeneous
-    gamma = c.lam * c.gamma if fold else c.gamma
-    u = _mirror(method, m_bar, gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
+    u = _mirror(method, m_bar, step.gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
     if method.fused:
         if method.centre == "origin":
             torch._foreach_mul_(y, 1 - c.lam)
         elif method.centre == "init":
             anchor.pull_(ps, y, [t["z0"] for t in s], c.lam)
-        torch._foreach_add_(y, u, alpha=1 if fold else c.lam)
+        torch._foreach_add_(y, u, alpha=1 if step.folds else c.lam)
     else:
         if method.centre == "init":
             z0 = [anchor.give(p, t["z0"]).to(dtype) for p, t in zip(ps, s, strict=True)]
@@ -57,12 +90,6 @@ def update(leaves: list[Leaf], method: Method, group: dict[str, Any], anchor: An
 
     if ps[0].dtype != dtype:
         rounding.write_(ps, y, [leaf.number for leaf in leaves], group["seed"], k)
-    # of a number, or without alpha, this costs a small step as much as all the rest
-    one = torch.ones((), dtype=torch.float32, device="cpu")
-    torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)
-    for t in s:
-        for name, value in past.items():
-            t[name].fill_(value)
 
 
 def _mirror(

@@ -42,7 +42,7 @@ def prefix(seed: int, parameter: int) -> int:
     return h
 
 
-_prefix = lru_cache(maxsize=1 << 16)(prefix)
+kept_prefix = lru_cache(maxsize=1 << 16)(prefix)
 
 
 def random_bits(index: Tensor, key: int) -> Tensor:
@@ -85,7 +85,7 @@ def write_(ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step:
         start = _start(p, part, x)
         if start is not None:
             launch = launches.setdefault((part.device, part.dtype), [])
-            launch.append((part, x, start, _prefix(seed, number)))
+            launch.append((part, x, start, kept_prefix(seed, number)))
             continue
         k = key(seed, number, step)
         part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))

@@ -97,10 +97,12 @@ class SODA(Optimizer):
                     f"{_label(group, j)} has a sparse gradient, and every method here moves dense "
                     "parameters: build the embedding with sparse=False"
                 )
-            s = self._current(p, method, first=True)
+            s: Any = self.state.get(p)
+            k = int(s["step"]) if s else 0
+            s = s if k else self._current(p, method, first=True)
             past = tuple(float(s[name]) for name in method.memory)
             alone = j if group["foreach"] is False else None
-            key = (int(s["step"]), past, p.dtype, p.device, alone)
+            key = (k, past, p.dtype, p.device, alone)
             buckets.setdefault(key, []).append(Leaf(p, s, number + j))
         yield from buckets.values()
 

@@ -7,8 +7,13 @@ from functools import partial
 
 import torch
 
+from .. import onepass
 from .. import rounding as plain
+from ..anchors import Clone
+from ..geometry import Ball, Diagonal, Euclidean, Sharp, Sign
 from ..init import Init, Spec
+from ..lines import Leaf, Step, in_passes
+from ..method import Coefs, Method
 from . import pull, rounding, seeded
 
 N = 10_000
@@ -37,6 +42,27 @@ def check_rounding(dtype: torch.dtype, device: torch.device) -> None:
     _same(p, expected)
 
 
+def check_lines(map_: str, device: torch.device) -> None:
+    geometry = {"diagonal": Diagonal(), "sign": Ball(Sign()), "euclidean": Sharp(Euclidean())}[map_]
+    method = Method(geometry, alpha=0.1, alpha_bar=0.2, lam=1 / 3, centre="init")
+    coefs, group = Coefs(0.1, 0.2, 1 / 3, 0.0, 0.7), {"maximize": False, "seed": 1}
+    for dtype in (torch.float32, torch.bfloat16):
+        found = []
+        for in_one in (True, False):
+            p = _values(device, 0.7).to(dtype)
+            p.grad = _values(device, 0.3).to(dtype)
+            state = {"m": _values(device, 0.9), "z0": _values(device, 0.1).to(dtype)}
+            state |= {"v": _values(device, 0.8).abs()} if map_ == "diagonal" else {}
+            leaves, step = [Leaf(p, state, 2)], Step(method, 3, 0.7, coefs, group, Clone())
+            if in_one and onepass.launch(leaves, step):
+                raise ValueError("a plain tensor was not taken")
+            if not in_one:
+                in_passes(leaves, step)
+            found.append([p, *state.values()])
+        for a, b in zip(*found, strict=True):
+            _same(a, b)
+
+
 def _values(device: torch.device, step: float) -> torch.Tensor:
     return (torch.arange(N, device=device, dtype=torch.float64) * step).sin().float()
 
@@ -50,4 +76,5 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "pull": check_pull,
     **{kind: partial(check_seeded, kind) for kind in ("uniform", "sign", "normal", "truncated")},
     **{str(t): partial(check_rounding, t) for t in (torch.bfloat16, torch.float16)},
+    **{f"{m} lines": partial(check_lines, m) for m in ("diagonal", "sign", "euclidean")},
 }

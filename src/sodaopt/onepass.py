@@ -1,0 +1,128 @@
+"""The five lines in one pass over memory, on a GPU, for maps that act on each entry."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import kernels, rounding, schedules, sharded
+from ._bare import address, is_bare
+from .anchors import Anchor
+from .geometry import Ball, Diagonal, Euclidean, Moment, Sharp, Sign
+
+if TYPE_CHECKING:
+    from .lines import Leaf, Step
+
+KINDS = frozenset((torch.float32, *rounding.HALVES))
+"""What the kernel reads parameters, gradients and z0 in."""
+
+
+def update(leaves: list[Leaf], step: Step) -> list[Leaf]:
+    """Returns those that it is not for, as they were."""
+    device, how = leaves[0].p.device, map_of(step)
+    if device.type != "cuda" or how is None or not kernels.usable(f"{how} lines", device):
+        return leaves
+    pieces = leaves[:FIRST], leaves[FIRST:]  # the device begins while the host does the others
+    return [leaf for piece in pieces if piece for leaf in launch(piece, step)]
+
+
+FIRST = 16
+
+
+def map_of(step: Step) -> str | None:
+    """The kernel's name for the map, if it has one."""
+    geometry: Any = step.method.geometry
+    if not step.method.fused or not all(isinstance(v, int | float) for v in step.c):
+        return None
+    if type(geometry) is Diagonal:
+        return "diagonal"
+    if type(geometry) is Ball and type(geometry.norm) is Sign:
+        return "sign"
+    if type(geometry) is Sharp and type(geometry.norm) is Euclidean:
+        return "euclidean"
+    return None
+
+
+def launch(leaves: list[Leaf], step: Step) -> list[Leaf]:
+    """One for each scale and kind of z0. Returns what the kernel cannot read.
+
+    The host's time for a parameter counts: a GPU does a small model sooner than this loop.
+    """
+    from .kernels import lines
+
+    method, c = step.method, step.c
+    geometry: Any = method.geometry
+    momentum, anchored = method.keeps_m, method.centre == "init"
+    diagonal, low = isinstance(geometry, Diagonal), leaves[0].p.dtype in rounding.HALVES
+    launches: dict[tuple[float, Any], list[tuple[Tensor, tuple[int, ...]]]] = {}
+    left, start, prefix = [], 0, 0
+    for leaf, scale in zip(leaves, _scales(leaves, step), strict=True):
+        p, s, number = leaf
+        tensors = [p, p.grad, s["m"] if momentum else None, s["v"] if diagonal else None]
+        if type(p) not in sharded.PLAIN:
+            tensors = [t if t is None else sharded.local_like(t, p) for t in tensors]
+            p = sharded.local(p)
+        z, kind = _z0(leaf, step) if anchored else (0, None)
+        if low:
+            numbers = sharded.numbers(leaf.p, 0, 0)
+            start = numbers.start if isinstance(numbers, range) else -1
+            prefix = rounding.kept_prefix(step.group["seed"], number)
+        if kind is _NONE or start < 0 or not _is_readable(tensors):
+            left.append(leaf)
+            continue
+        places = [0 if t is None else address(t) for t in tensors]
+        launches.setdefault((scale, kind), []).append((p, (p.numel(), *places, z, start, prefix)))
+    rate = float(schedules.value(geometry.rate, step.k, step.lr)) if diagonal else 0.0
+    for (scale, kind), rows in launches.items():
+        lines.update_(
+            [p for p, _ in rows],
+            tuple(row for _, row in rows),
+            (c.alpha, c.alpha_bar, 1 - rate, rate, getattr(geometry, "eps", 0.0), scale),
+            (c.lam, 1 - c.lam, step.k),
+            map_=map_of(step),
+            centre=method.centre,
+            z0=kind,
+            momentum=momentum,
+            optimism=momentum and method.alpha_bar != 0,
+            maximize=bool(step.group["maximize"]),
+        )
+    return left
+
+
+def _is_readable(tensors: list[Any]) -> bool:
+    """p and its gradient of one dtype, and the state, in memory from end to end."""
+    p, g, *_ = tensors
+    if p.dtype not in KINDS or g.dtype != p.dtype or g.is_neg():
+        return False
+    return all(t is None or (type(t) in sharded.PLAIN and t.is_contiguous()) for t in tensors)
+
+
+def _scales(leaves: list[Leaf], step: Step) -> list[float]:
+    """What the kernel's u is multiplied by, for each parameter."""
+    geometry, gamma = step.method.geometry, step.gamma
+    at = Moment([leaf.p.shape for leaf in leaves], [], step.k, step.lr, [])
+    if isinstance(geometry, Ball):
+        return [gamma * width for width in geometry.widths(at)]
+    if isinstance(geometry, Sharp):
+        return [gamma * width * width for width in geometry.widths(at)]
+    return [-gamma] * len(leaves)
+
+
+def _z0(leaf: Leaf, step: Step) -> tuple[int, Any]:
+    """The address of a tensor and its dtype, or the bits of a number and float; or nothing that the
+    kernel reads."""
+    p, anchor = sharded.local(leaf.p), step.anchor
+    if type(anchor).pull_ is not Anchor.pull_:
+        return 0, _NONE
+    z = anchor.source(leaf.p, leaf.state["z0"])
+    if z.shape != p.shape and z.is_cpu:
+        return struct.unpack("<i", struct.pack("<f", float(z)))[0], float
+    as_it_is = z.dtype in KINDS and anchor.dtype_of(leaf.p, z) == z.dtype and is_bare(z)
+    same = z.shape == p.shape and z.device == p.device
+    return (address(z), z.dtype) if as_it_is and same else (0, _NONE)
+
+
+_NONE = object()
