@@ -99,6 +99,28 @@ def lines(map_: str, centre: str, dtype: torch.dtype, alpha: float, offset: int)
     return all(torch.allclose(a, b, tol, tol) for a, b in zip(*found, strict=True))
 
 
+def given(centre: str, dtype: torch.dtype, of: torch.dtype, offset: int) -> bool:
+    """As above, along directions that were computed before."""
+    lam = 1.0 if centre == "last" else 0.25
+    ball = geometry.Ball(geometry.Spectral(geometry.unit))
+    method = Method(ball, lam=lam, centre=centre, gamma=1.0)
+    step = Step(
+        method, 3, 0.5, method.coefs(3, 0.5), {"maximize": False, "seed": 1}, anchors.Clone()
+    )
+    torch.manual_seed(0)
+    ps, zs = ([torch.randn(n + offset)[offset:].to(dtype) for n in SIZES] for _ in range(2))
+    us = [torch.randn(n + offset)[offset:].to(of) for n in SIZES]
+    before = [p.float().clone() for p in ps]
+    rows = enumerate(zip(ps, zs, strict=True))
+    leaves = [Leaf(p.view(1, -1), {"z0": z.view(1, -1)}, j) for j, (p, z) in rows]
+    assert not onepass.launch(leaves, step, [u.view(1, -1) for u in us])
+    tol = 2.0**-20 if dtype == torch.float32 else 2.0**-8
+    centres = {"last": lambda y, z: y, "origin": lambda y, z: y * (1 - lam)}
+    pulled = centres.get(centre, lambda y, z: y.lerp(z.float(), lam))
+    wanted = [pulled(y, z) - lam * u.float() for y, z, u in zip(before, zs, us, strict=True)]
+    return all(torch.allclose(p.float(), w, tol, tol) for p, w in zip(ps, wanted, strict=True))
+
+
 def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
     for kind in KINDS:
         for dtype in DTYPES:
@@ -117,6 +139,9 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
             for dtype in DTYPES:
                 for alpha in (0.25, 1.0):
                     yield "lines", (map_, centre, dtype, alpha, 3 if alpha == 1 else 0)
+    for centre in ("last", "origin", "init"):
+        yield "given", (centre, torch.float32, torch.bfloat16, 3)
+        yield "given", (centre, torch.float16, torch.float32, 0)
 
 
 def name(check: str, arguments: tuple[object, ...]) -> str:
@@ -125,7 +150,7 @@ def name(check: str, arguments: tuple[object, ...]) -> str:
 
 def main() -> None:
     torch.manual_seed(0)
-    checks = {"seeded": seeded, "pull": pull, "rounded": rounded, "lines": lines}
+    checks = {"seeded": seeded, "pull": pull, "rounded": rounded, "lines": lines, "given": given}
     print(json.dumps({name(c, a): checks[c](*a) for c, a in cases()}))  # type: ignore[operator]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -361,6 +362,40 @@ def test_lines_in_one_pass(name: str, dtype: torch.dtype, monkeypatch: pytest.Mo
         monkeypatch.undo()
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
+
+
+SPECTRAL = {
+    "muon": zoo.muon(),
+    "uscion": zoo.uscion(),
+    "soda(muon)": zoo.soda(zoo.muon(weight_decay=0)),
+    "soda_dagger": zoo.soda_dagger(),
+}
+
+
+@pytest.mark.parametrize("anchor", ["clone", "bf16", "auto", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_polar_factors_end_in_one_pass(
+    name: str, dtype: torch.dtype, anchor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits of the plain passes, and no factor is computed in vain."""
+    assert kernels.usable("given lines", torch.device("cuda", 0))
+    shapes, found, calls = [(48, 32), (32, 48), (32, 32), (48, 32)], [], []
+    for plain in (False, True):
+        torch.manual_seed(0)
+        weights = on_gpu([Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+        opt = SODA(weights, 0.01, SPECTRAL[name], anchor=anchor, seed=3)
+        counted = mock.Mock(side_effect=msign.Newton.raw)
+        monkeypatch.setattr(msign.Newton, "raw", lambda self, X, f=counted: f(self, X))
+        if plain:
+            monkeypatch.setattr(onepass, "polars", lambda *_: None)
+        feed(opt, weights, range(4))
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        calls.append(counted.call_count)
+        monkeypatch.undo()
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert calls[0] == calls[1] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

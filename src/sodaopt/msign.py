@@ -37,6 +37,10 @@ class Newton:
     dtype: torch.dtype | None = None
 
     def __call__(self, X: Tensor) -> Tensor:
+        return self.raw(X).to(X.dtype)
+
+    def raw(self, X: Tensor) -> Tensor:
+        """In the dtype of the products, and laid out from end to end."""
         tall = X.shape[-2] > X.shape[-1]
         Y = X.mT if tall else X  # the short side first: the Gram matrix is the smaller one
         Y = Y.float() if Y.dtype.itemsize < 4 else Y
@@ -45,11 +49,13 @@ class Newton:
         # overflown length becomes NaN, for a division by infinity would pass for a zero gradient
         Y = Y / (length.clamp(min=1e-15) + length * 0)
         Y = Y.to(self._dtype(Y))
-        for a, b, c in self.steps:
+        for n, (a, b, c) in enumerate(self.steps, 1):
             A = Y @ Y.mT
             B = torch.baddbmm(A, A, A, beta=b, alpha=c) if c else b * A
+            if tall and n == len(self.steps):  # B is symmetric: the result as X lies
+                return torch.baddbmm(Y.mT, Y.mT, B, beta=a)
             Y = torch.baddbmm(Y, B, Y, beta=a)
-        return (Y.mT if tall else Y).to(X.dtype)
+        return Y
 
     def _dtype(self, X: Tensor) -> torch.dtype:
         if self.dtype is not None:

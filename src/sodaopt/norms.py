@@ -182,7 +182,11 @@ class Norm:
         return self.scale(self.factor, self.view(shape))
 
     def units(self, ds: list[Tensor]) -> list[Tensor]:
-        """lmo before scaling, all matrices of one shape in one batch."""
+        """lmo before scaling."""
+        return self.batched(self.minimiser, ds)
+
+    def batched(self, map_: Callable[[Tensor], Tensor], ds: list[Tensor]) -> list[Tensor]:
+        """The map of each, all matrices of one shape in one batch."""
         out: list[Tensor] = list(ds)
         frames = {shape: self.view(shape) for shape in {d.shape for d in ds}}
         buckets: dict[object, list[int]] = {}
@@ -191,7 +195,7 @@ class Norm:
             buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
         for members in buckets.values():
             X = [frames[ds[j].shape].fold(ds[j]) for j in members]
-            U = self.minimiser(torch.cat(X) if len(X) > 1 else X[0])
+            U = map_(torch.cat(X) if len(X) > 1 else X[0])
             for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
                 out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
         return out

@@ -1,4 +1,5 @@
-"""The five lines in one pass over memory, on a GPU, for maps that act on each entry."""
+"""The five lines in one pass over memory, on a GPU, for maps that act on each entry; and the last
+three of them, where the map is a polar factor."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from . import kernels, rounding, schedules, sharded
 from ._bare import address, is_bare
 from .anchors import Anchor
-from .geometry import Ball, Diagonal, Euclidean, Moment, Sharp, Sign
+from .geometry import Ball, Diagonal, Euclidean, Moment, Sharp, Sign, Spectral
+from .msign import Newton
 
 if TYPE_CHECKING:
     from .lines import Leaf, Step
@@ -26,7 +28,7 @@ def update(leaves: list[Leaf], step: Step) -> list[Leaf]:
     if device.type != "cuda" or how is None or not kernels.usable(f"{how} lines", device):
         return leaves
     pieces = leaves[:FIRST], leaves[FIRST:]  # the device begins while the host does the others
-    return [leaf for piece in pieces if piece for leaf in launch(piece, step)]
+    return [piece[j] for piece in pieces if piece for j in launch(piece, step)]
 
 
 FIRST = 16
@@ -35,7 +37,7 @@ FIRST = 16
 def map_of(step: Step) -> str | None:
     """The kernel's name for the map, if it has one."""
     geometry: Any = step.method.geometry
-    if not step.method.fused or not all(isinstance(v, int | float) for v in step.c):
+    if not _is_simple(step):
         return None
     if type(geometry) is Diagonal:
         return "diagonal"
@@ -46,8 +48,29 @@ def map_of(step: Step) -> str | None:
     return None
 
 
-def launch(leaves: list[Leaf], step: Step) -> list[Leaf]:
-    """One for each scale and kind of z0. Returns what the kernel cannot read.
+def polars(leaves: list[Leaf], step: Step, m_bar: list[Tensor]) -> list[Tensor] | None:
+    """The polar factors of m_bar as the kernel can take them, if this is a step that it can end."""
+    geometry: Any = step.method.geometry
+    if leaves[0].p.device.type != "cuda" or not _is_simple(step) or type(geometry) is not Ball:
+        return None
+    if type(geometry.norm) is not Spectral or not isinstance(geometry.norm.polar, Newton):
+        return None
+    plain = all(type(leaf.p) in sharded.PLAIN and leaf.p.is_contiguous() for leaf in leaves)
+    anchored = step.method.centre == "init"  # no factor is to be computed in vain
+    if not plain or (anchored and _z0(leaves[0], step)[1] is _NONE):
+        return None
+    if not kernels.usable("given lines", leaves[0].p.device):
+        return None
+    return geometry.norm.batched(geometry.norm.polar.raw, m_bar)
+
+
+def _is_simple(step: Step) -> bool:
+    return step.method.fused and all(isinstance(v, int | float) for v in step.c)
+
+
+def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) -> list[int]:
+    """One for each scale and kind of z0; given: what points uphill, where it was computed before.
+    Returns the places of what the kernel cannot read.
 
     The host's time for a parameter counts: a GPU does a small model sooner than this loop.
     """
@@ -55,13 +78,14 @@ def launch(leaves: list[Leaf], step: Step) -> list[Leaf]:
 
     method, c = step.method, step.c
     geometry: Any = method.geometry
-    momentum, anchored = method.keeps_m, method.centre == "init"
+    momentum, anchored = method.keeps_m and given is None, method.centre == "init"
     diagonal, low = isinstance(geometry, Diagonal), leaves[0].p.dtype in rounding.HALVES
-    launches: dict[tuple[float, Any], list[tuple[Tensor, tuple[int, ...]]]] = {}
+    launches: dict[tuple[float, Any, torch.dtype], list[tuple[Tensor, tuple[int, ...]]]] = {}
     left, start, prefix = [], 0, 0
-    for leaf, scale in zip(leaves, _scales(leaves, step), strict=True):
+    for j, (leaf, scale) in enumerate(zip(leaves, _scales(leaves, step), strict=True)):
         p, s, number = leaf
-        tensors = [p, p.grad, s["m"] if momentum else None, s["v"] if diagonal else None]
+        g: Any = p.grad if given is None else given[j]
+        tensors: list[Any] = [p, g, s["m"] if momentum else None, s["v"] if diagonal else None]
         if type(p) not in sharded.PLAIN:
             tensors = [t if t is None else sharded.local_like(t, p) for t in tensors]
             p = sharded.local(p)
@@ -71,31 +95,33 @@ def launch(leaves: list[Leaf], step: Step) -> list[Leaf]:
             start = numbers.start if isinstance(numbers, range) else -1
             prefix = rounding.kept_prefix(step.group["seed"], number)
         if kind is _NONE or start < 0 or not _is_readable(tensors):
-            left.append(leaf)
+            left.append(j)
             continue
         places = [0 if t is None else address(t) for t in tensors]
-        launches.setdefault((scale, kind), []).append((p, (p.numel(), *places, z, start, prefix)))
+        row = p.numel(), *places, z, start, prefix
+        launches.setdefault((scale, kind, tensors[1].dtype), []).append((p, row))
     rate = float(schedules.value(geometry.rate, step.k, step.lr)) if diagonal else 0.0
-    for (scale, kind), rows in launches.items():
+    for (scale, kind, dtype), rows in launches.items():
         lines.update_(
             [p for p, _ in rows],
             tuple(row for _, row in rows),
             (c.alpha, c.alpha_bar, 1 - rate, rate, getattr(geometry, "eps", 0.0), scale),
             (c.lam, 1 - c.lam, step.k),
-            map_=map_of(step),
+            map_="given" if given is not None else map_of(step),
+            g=dtype,
             centre=method.centre,
             z0=kind,
             momentum=momentum,
             optimism=momentum and method.alpha_bar != 0,
-            maximize=bool(step.group["maximize"]),
+            maximize=given is None and bool(step.group["maximize"]),
         )
     return left
 
 
 def _is_readable(tensors: list[Any]) -> bool:
-    """p and its gradient of one dtype, and the state, in memory from end to end."""
+    """Parameter, gradient and state, in memory from end to end."""
     p, g, *_ = tensors
-    if p.dtype not in KINDS or g.dtype != p.dtype or g.is_neg():
+    if p.dtype not in KINDS or g.dtype not in KINDS or g.is_neg():
         return False
     return all(t is None or (type(t) in sharded.PLAIN and t.is_contiguous()) for t in tensors)
 
@@ -105,6 +131,7 @@ def _scales(leaves: list[Leaf], step: Step) -> list[float]:
     geometry, gamma = step.method.geometry, step.gamma
     at = Moment([leaf.p.shape for leaf in leaves], [], step.k, step.lr, [])
     if isinstance(geometry, Ball):
+        gamma = gamma if isinstance(geometry.norm, Sign) else -gamma  # the kernel knows what is up
         return [gamma * width for width in geometry.widths(at)]
     if isinstance(geometry, Sharp):
         return [gamma * width * width for width in geometry.widths(at)]

@@ -10,7 +10,7 @@ import torch
 from .. import onepass
 from .. import rounding as plain
 from ..anchors import Clone
-from ..geometry import Ball, Diagonal, Euclidean, Sharp, Sign
+from ..geometry import Ball, Diagonal, Euclidean, Moment, Sharp, Sign, Spectral
 from ..init import Init, Spec
 from ..lines import Leaf, Step, in_passes
 from ..method import Coefs, Method
@@ -63,6 +63,24 @@ def check_lines(map_: str, device: torch.device) -> None:
             _same(a, b)
 
 
+def check_given(device: torch.device) -> None:
+    """With all in one pass but the direction."""
+    geometry, group = Ball(Spectral()), {"maximize": False, "seed": 1}
+    method = Method(geometry, lam=1 / 3, centre="init")
+    for dtype in (torch.float32, torch.bfloat16):
+        p, z0 = (_values(device, step).view(100, -1).to(dtype) for step in (0.7, 0.1))
+        u = _values(device, 0.3).view(100, -1).bfloat16()
+        step = Step(method, 3, 0.7, Coefs(1.0, 0.0, 1 / 3, 0.0, 0.7), group, Clone())
+        leaves = [Leaf(p, {"z0": z0}, 2)]
+        scale = step.gamma * geometry.widths(Moment([p.shape], [], 3, 0.7, []))[0]
+        y = p.float().lerp(z0.float(), 1 / 3) + u.float() * -scale
+        if dtype != torch.float32:
+            y = plain.stochastic(y, dtype, plain.key(1, 2, 3))
+        if onepass.launch(leaves, step, [u]):
+            raise ValueError("a plain tensor was not taken")
+        _same(p, y)
+
+
 def _values(device: torch.device, step: float) -> torch.Tensor:
     return (torch.arange(N, device=device, dtype=torch.float64) * step).sin().float()
 
@@ -76,5 +94,6 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "pull": check_pull,
     **{kind: partial(check_seeded, kind) for kind in ("uniform", "sign", "normal", "truncated")},
     **{str(t): partial(check_rounding, t) for t in (torch.bfloat16, torch.float16)},
+    "given lines": check_given,
     **{f"{m} lines": partial(check_lines, m) for m in ("diagonal", "sign", "euclidean")},
 }

@@ -24,15 +24,15 @@ BLOCK = 1024
 def _update(
     chunks, columns, alpha, alpha_bar, keep, rate, eps, scale, lam, stay, step,
     MAP: tl.constexpr, CENTRE: tl.constexpr, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr,
-    MAXIMIZE: tl.constexpr, P: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    MAXIMIZE: tl.constexpr, P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr,
+    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     chunks += tl.program_id(0).to(tl.int64) * 2
     columns += tl.load(chunks) * 8
     first = tl.load(chunks + 1).to(tl.int64) * CHUNK
     n = tl.minimum(tl.load(columns) - first, CHUNK)
     p_ptr = tl.load(columns + 1).to(tl.pointer_type(P)) + first
-    g_ptr = tl.load(columns + 2).to(tl.pointer_type(P)) + first
+    g_ptr = tl.load(columns + 2).to(tl.pointer_type(G)) + first
     m_ptr = tl.load(columns + 3).to(tl.pointer_type(tl.float32)) + first
     v_ptr = tl.load(columns + 4).to(tl.pointer_type(tl.float32)) + first
     start = (tl.load(columns + 6) + first).to(tl.uint32)
@@ -65,8 +65,10 @@ def _update(
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
             u = -(sign + 0.0 * d) * scale
-        else:
+        elif MAP == "euclidean":
             u = -d * scale
+        else:  # a direction that was computed before
+            u = d * scale
         if CENTRE == "origin":
             y = y * stay
         elif CENTRE == "tensor":
@@ -81,19 +83,20 @@ def _update(
 
 def update_(
     ps: list[Tensor], rows: tuple[tuple[int, ...], ...], coefs: tuple[float, ...],
-    pull: tuple[float, float, int], *, map_: str | None, centre: str, z0: Any, momentum: bool,
-    optimism: bool, maximize: bool,
+    pull: tuple[float, float, int], *, map_: str | None, g: Any, centre: str, z0: Any,
+    momentum: bool, optimism: bool, maximize: bool,
 ) -> None:  # fmt: skip
     """rows: for each p its size, where p, its gradient, m, v and z0 are (or the bits of a number),
     the number of the first element and `rounding.prefix`; coefs, pull: the kernel's numbers."""
     if centre == "init":
         centre = "number" if z0 is float else "tensor"
-    low = 0
-    for _, p, g, m, v, z, *_ in rows:
-        low |= p | g | m | v | (z if centre == "tensor" else 0)
+    low, stop = 0, 6 if centre == "tensor" else 5
+    for row in rows:
+        for place in row[1:stop]:
+            low |= place
     launch(
         _update, rows, ps, *map(float, coefs), *map(float, pull[:2]), pull[2], MAP=map_,
         CENTRE=centre, MOMENTUM=momentum, OPTIMISM=optimism, MAXIMIZE=maximize,
-        P=DTYPES[ps[0].dtype], Z=DTYPES.get(z0), ALIGNED=low % 16 == 0, BLOCK=BLOCK,
+        P=DTYPES[ps[0].dtype], G=DTYPES[g], Z=DTYPES.get(z0), ALIGNED=low % 16 == 0, BLOCK=BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
