@@ -152,3 +152,9 @@ def test_a_chosen_dtype_is_used(backend) -> None:
     error = (low - backend(X)).abs().max()
     assert low.dtype == torch.float32
     assert 1e-4 < error < 0.1
+
+
+def test_no_steps_leave_the_matrix_as_it_lies() -> None:
+    X = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    none = Newton("none", (), "")
+    torch.testing.assert_close(none(X), X / X.norm(dim=(-2, -1), keepdim=True))

@@ -64,7 +64,6 @@ def in_passes(leaves: list[Leaf], step: Step) -> None:
     method, k, lr, c, group, anchor = step
     dtype = sum_dtype(ps[0].dtype)
 
-    y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
     g = [_to(sharded.local_like(p.grad, p), dtype) for p in ps]
     g = list(torch._foreach_neg(g)) if group["maximize"] else g
 
@@ -81,7 +80,8 @@ def in_passes(leaves: list[Leaf], step: Step) -> None:
         if not left:
             return
         leaves, ps, s = [leaves[j] for j in left], [ps[j] for j in left], [s[j] for j in left]
-        y, g, m_bar = [y[j] for j in left], [g[j] for j in left], [m_bar[j] for j in left]
+        g, m_bar = [g[j] for j in left], [m_bar[j] for j in left]
+    y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
     u = _mirror(method, m_bar, step.gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
     if method.fused:
         if method.centre == "origin":

@@ -48,16 +48,17 @@ class Newton:
         # the clamp keeps 0/0 out and is far below any gradient, so the map ignores scale; an
         # overflown length becomes NaN, for a division by infinity would pass for a zero gradient
         Y = Y / (length.clamp(min=1e-15) + length * 0)
-        Y = Y.to(self._dtype(Y))
+        Y = Y.to(self.dtype_of(Y))
         for n, (a, b, c) in enumerate(self.steps, 1):
             A = Y @ Y.mT
             B = torch.baddbmm(A, A, A, beta=b, alpha=c) if c else b * A
             if tall and n == len(self.steps):  # B is symmetric: the result as X lies
                 return torch.baddbmm(Y.mT, Y.mT, B, beta=a)
             Y = torch.baddbmm(Y, B, Y, beta=a)
-        return Y
+        return Y.mT if tall else Y
 
-    def _dtype(self, X: Tensor) -> torch.dtype:
+    def dtype_of(self, X: Tensor) -> torch.dtype:
+        """That of the products."""
         if self.dtype is not None:
             return self.dtype
         return torch.bfloat16 if X.is_cuda and X.dtype == torch.float32 else X.dtype

@@ -53,15 +53,19 @@ def polars(leaves: list[Leaf], step: Step, m_bar: list[Tensor]) -> list[Tensor] 
     geometry: Any = step.method.geometry
     if leaves[0].p.device.type != "cuda" or not _is_simple(step) or type(geometry) is not Ball:
         return None
-    if type(geometry.norm) is not Spectral or not isinstance(geometry.norm.polar, Newton):
+    norm, p = geometry.norm, leaves[0].p
+    if type(norm) is not Spectral or type(norm.polar) is not Newton:
         return None
-    plain = all(type(leaf.p) in sharded.PLAIN and leaf.p.is_contiguous() for leaf in leaves)
-    anchored = step.method.centre == "init"  # no factor is to be computed in vain
-    if not plain or (anchored and _z0(leaves[0], step)[1] is _NONE):
+    # no factor is to be computed in vain
+    if p.dtype not in KINDS or norm.polar.dtype_of(m_bar[0]) not in KINDS:
+        return None
+    if not all(type(leaf.p) in sharded.PLAIN and leaf.p.is_contiguous() for leaf in leaves):
+        return None
+    if step.method.centre == "init" and any(_z0(leaf, step)[1] is _NONE for leaf in leaves):
         return None
     if not kernels.usable("given lines", leaves[0].p.device):
         return None
-    return geometry.norm.batched(geometry.norm.polar.raw, m_bar)
+    return norm.batched(norm.polar.raw, m_bar)
 
 
 def _is_simple(step: Step) -> bool:
@@ -80,15 +84,15 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
     geometry: Any = method.geometry
     momentum, anchored = method.keeps_m and given is None, method.centre == "init"
     diagonal, low = isinstance(geometry, Diagonal), leaves[0].p.dtype in rounding.HALVES
-    launches: dict[tuple[float, Any, torch.dtype], list[tuple[Tensor, tuple[int, ...]]]] = {}
+    launches: dict[tuple[float, Any, torch.dtype], list[tuple[tuple[int, ...], list[Any]]]] = {}
     left, start, prefix = [], 0, 0
     for j, (leaf, scale) in enumerate(zip(leaves, _scales(leaves, step), strict=True)):
         p, s, number = leaf
         g: Any = p.grad if given is None else given[j]
         tensors: list[Any] = [p, g, s["m"] if momentum else None, s["v"] if diagonal else None]
         if type(p) not in sharded.PLAIN:
-            tensors = [t if t is None else sharded.local_like(t, p) for t in tensors]
-            p = sharded.local(p)
+            tensors = [t if t is None else sharded.local(t) for t in tensors]
+            tensors[1] = sharded.local_like(g, p)
         z, kind = _z0(leaf, step) if anchored else (0, None)
         if low:
             numbers = sharded.numbers(leaf.p, 0, 0)
@@ -98,13 +102,16 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
             left.append(j)
             continue
         places = [0 if t is None else address(t) for t in tensors]
-        row = p.numel(), *places, z, start, prefix
-        launches.setdefault((scale, kind, tensors[1].dtype), []).append((p, row))
+        places.append(address(z) if isinstance(z, Tensor) else z)
+        row = tensors[0].numel(), *places, start, prefix
+        # with the tensors: some of them may be nobody else's, and must live until the launch
+        launches.setdefault((scale, kind, tensors[1].dtype), []).append((row, [*tensors, z]))
     rate = float(schedules.value(geometry.rate, step.k, step.lr)) if diagonal else 0.0
     for (scale, kind, dtype), rows in launches.items():
         lines.update_(
-            [p for p, _ in rows],
-            tuple(row for _, row in rows),
+            [tensors[0] for _, tensors in rows],
+            [t for _, tensors in rows for t in tensors[2:4] if t is not None],
+            tuple(row for row, _ in rows),
             (c.alpha, c.alpha_bar, 1 - rate, rate, getattr(geometry, "eps", 0.0), scale),
             (c.lam, 1 - c.lam, step.k),
             map_="given" if given is not None else map_of(step),
@@ -119,11 +126,26 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
 
 
 def _is_readable(tensors: list[Any]) -> bool:
-    """Parameter, gradient and state, in memory from end to end."""
-    p, g, *_ = tensors
-    if p.dtype not in KINDS or g.dtype not in KINDS or g.is_neg():
+    """Parameter, gradient and fp32 state, of one size on one device, in memory from end to end."""
+    p, g, *state = tensors
+    if p.dtype not in KINDS or g.dtype not in KINDS or g.is_neg() or type(p) not in sharded.PLAIN:
         return False
-    return all(t is None or (type(t) in sharded.PLAIN and t.is_contiguous()) for t in tensors)
+    device, shape = p.device, p.shape
+    if not p.is_contiguous() or type(g) not in sharded.PLAIN or not g.is_contiguous():
+        return False
+    if g.device != device or g.shape != shape:
+        return False
+    return all(
+        t is None
+        or (
+            t.dtype is torch.float32
+            and t.device == device
+            and t.shape == shape
+            and type(t) in sharded.PLAIN
+            and t.is_contiguous()
+        )
+        for t in state
+    )
 
 
 def _scales(leaves: list[Leaf], step: Step) -> list[float]:
@@ -131,16 +153,14 @@ def _scales(leaves: list[Leaf], step: Step) -> list[float]:
     geometry, gamma = step.method.geometry, step.gamma
     at = Moment([leaf.p.shape for leaf in leaves], [], step.k, step.lr, [])
     if isinstance(geometry, Ball):
-        gamma = gamma if isinstance(geometry.norm, Sign) else -gamma  # the kernel knows what is up
-        return [gamma * width for width in geometry.widths(at)]
+        return [-(gamma * width) for width in geometry.widths(at)]
     if isinstance(geometry, Sharp):
-        return [gamma * width * width for width in geometry.widths(at)]
+        return [-(gamma * width * width) for width in geometry.widths(at)]
     return [-gamma] * len(leaves)
 
 
-def _z0(leaf: Leaf, step: Step) -> tuple[int, Any]:
-    """The address of a tensor and its dtype, or the bits of a number and float; or nothing that the
-    kernel reads."""
+def _z0(leaf: Leaf, step: Step) -> tuple[Any, Any]:
+    """A tensor and its dtype, or the bits of a number and float; or nothing the kernel reads."""
     p, anchor = sharded.local(leaf.p), step.anchor
     if type(anchor).pull_ is not Anchor.pull_:
         return 0, _NONE
@@ -149,7 +169,7 @@ def _z0(leaf: Leaf, step: Step) -> tuple[int, Any]:
         return struct.unpack("<i", struct.pack("<f", float(z)))[0], float
     as_it_is = z.dtype in KINDS and anchor.dtype_of(leaf.p, z) == z.dtype and is_bare(z)
     same = z.shape == p.shape and z.device == p.device
-    return (address(z), z.dtype) if as_it_is and same else (0, _NONE)
+    return (z, z.dtype) if as_it_is and same else (0, _NONE)
 
 
 _NONE = object()

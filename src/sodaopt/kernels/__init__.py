@@ -15,7 +15,7 @@ import torch
 def usable(what: str, device: torch.device) -> bool:
     """Whether a kernel compiles here and has torch's bits; else plain operations do its work.
 
-    what: "pull", a kind of initial weights, or a dtype to round to; see `checks`.
+    what: "pull", a kind of initial weights, a dtype to round to, or a map's lines; see `checks`.
     """
     if find_spec("triton") is None:
         return False

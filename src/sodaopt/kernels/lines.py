@@ -51,7 +51,7 @@ def _update(
         y = tl.load(p_ptr + at, at < n).to(tl.float32)
         g = tl.load(g_ptr + at, at < n).to(tl.float32)
         if MAXIMIZE:
-            g = -g
+            g = g * -1.0  # a minus is a difference from zero here, and loses the sign of zeros
         d = g
         if MOMENTUM:
             d = lerp(tl.load(m_ptr + at, at < n), g, alpha)
@@ -64,10 +64,8 @@ def _update(
             u = tl.div_rn(d, tl.sqrt_rn(v) + eps) * scale
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
-            u = -(sign + 0.0 * d) * scale
-        elif MAP == "euclidean":
-            u = -d * scale
-        else:  # a direction that was computed before
+            u = (sign + 0.0 * d) * scale
+        else:  # d itself, or a direction that was computed before
             u = d * scale
         if CENTRE == "origin":
             y = y * stay
@@ -82,12 +80,13 @@ def _update(
 
 
 def update_(
-    ps: list[Tensor], rows: tuple[tuple[int, ...], ...], coefs: tuple[float, ...],
-    pull: tuple[float, float, int], *, map_: str | None, g: Any, centre: str, z0: Any,
-    momentum: bool, optimism: bool, maximize: bool,
+    ps: list[Tensor], state: list[Tensor], rows: tuple[tuple[int, ...], ...],
+    coefs: tuple[float, ...], pull: tuple[float, float, int], *, map_: str | None, g: Any,
+    centre: str, z0: Any, momentum: bool, optimism: bool, maximize: bool,
 ) -> None:  # fmt: skip
-    """rows: for each p its size, where p, its gradient, m, v and z0 are (or the bits of a number),
-    the number of the first element and `rounding.prefix`; coefs, pull: the kernel's numbers."""
+    """state: what else is written; rows: for each p its size, where p, its gradient, m, v and z0
+    are (or the bits of a number), the number of the first element and `rounding.prefix`; coefs,
+    pull: the kernel's numbers."""
     if centre == "init":
         centre = "number" if z0 is float else "tensor"
     low, stop = 0, 6 if centre == "tensor" else 5
@@ -95,7 +94,7 @@ def update_(
         for place in row[1:stop]:
             low |= place
     launch(
-        _update, rows, ps, *map(float, coefs), *map(float, pull[:2]), pull[2], MAP=map_,
+        _update, rows, [*ps, *state], *map(float, coefs), *map(float, pull[:2]), pull[2], MAP=map_,
         CENTRE=centre, MOMENTUM=momentum, OPTIMISM=optimism, MAXIMIZE=maximize,
         P=DTYPES[ps[0].dtype], G=DTYPES[g], Z=DTYPES.get(z0), ALIGNED=low % 16 == 0, BLOCK=BLOCK,
         enable_fp_fusion=False,
