@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
+from unittest import mock
 
 import torch
 
-from sodaopt import Method, anchors, geometry, init, onepass, rounding
+from sodaopt import SODA, Method, anchors, geometry, init, msign, onepass, rounding, zoo
 from sodaopt.lines import Leaf, Step, in_passes
 
 KINDS = {"uniform": init.uniform(-0.3, 0.2), "sign": init.sign(0.1)}
@@ -82,6 +84,10 @@ def placed(t: torch.Tensor, offset: int) -> torch.Tensor:
     return torch.cat([t.new_zeros(offset), t])[offset:]
 
 
+def launch(leaves: list[Leaf], step: Step, *given: list[torch.Tensor]) -> list[int]:
+    return onepass.launch(leaves, step, onepass._z0s(leaves, step), *given)
+
+
 def lines(map_: str, centre: str, dtype: torch.dtype, alpha: float, offset: int) -> bool:
     """To the bit, rounding included; but for roots and quotients."""
     lam = 1.0 if centre == "last" else 0.25
@@ -100,7 +106,7 @@ def lines(map_: str, centre: str, dtype: torch.dtype, alpha: float, offset: int)
             state |= {"v": v} if map_ == "diagonal" else {}
             leaves.append(Leaf(p, state, j))
         step = Step(method, 3, 0.5, method.coefs(3, 0.5), group, anchors.Constant())
-        left = onepass.launch(leaves, step) if in_one else in_passes(leaves, step)
+        left = launch(leaves, step) if in_one else in_passes(leaves, step)
         assert not left
         found.append([t for leaf in leaves for t in (leaf.p, *leaf.state.values())])
     if map_ != "diagonal":
@@ -128,7 +134,7 @@ def given(centre: str, dtype: torch.dtype, of: torch.dtype, offset: int) -> bool
     before = [p.float().clone() for p in ps]
     rows = enumerate(zip(ps, zs, strict=True))
     leaves = [Leaf(p.view(1, -1), {"z0": z.view(1, -1)}, j) for j, (p, z) in rows]
-    assert not onepass.launch(leaves, step, [u.view(1, -1) for u in us])
+    assert not launch(leaves, step, [u.view(1, -1) for u in us])
     centres = {"last": lambda y, z: y, "origin": lambda y, z: y * (1 - lam)}
     pulled = centres.get(centre, lambda y, z: y.lerp(z.float(), lam))
     wanted = [pulled(y, z) - lam * u.float() for y, z, u in zip(before, zs, us, strict=True)]
@@ -159,7 +165,7 @@ def unreadable(what: str) -> bool:
     elif what == "z0":
         z = z.double()
     p.grad = g.to(p.dtype)
-    return onepass.launch([Leaf(p, {"m": m, "z0": z}, 0)], step) == [0]
+    return launch([Leaf(p, {"m": m, "z0": z}, 0)], step) == [0]
 
 
 class Computed(anchors.Clone):
@@ -175,7 +181,7 @@ def temporary() -> bool:
     group = {"maximize": False, "seed": 1}
     step = Step(method, 3, 0.5, method.coefs(3, 0.5), group, Computed())
     found = []
-    for run in (onepass.launch, in_passes):
+    for run in (launch, in_passes):
         torch.manual_seed(0)
         leaves = [Leaf(grid(1000), {"z0": grid(1000)}, j) for j in range(6)]
         for leaf in leaves:
@@ -183,6 +189,42 @@ def temporary() -> bool:
         assert not run(leaves, step)
         found.append([leaf.p for leaf in leaves])
     return all(map(same_bits, *found))
+
+
+ROWS = {
+    "adamw": zoo.adamw(),
+    "soda(lion)": zoo.soda(zoo.lion()),
+    "muon": zoo.muon(),
+    "soda_dagger": zoo.soda_dagger(),
+    "transposed": Method(geometry.Ball(geometry.Spectral(view=geometry.transposed)), alpha=0.1),
+}
+
+
+def steps(name: str, dtype: torch.dtype) -> bool:
+    """A whole optimizer as on a GPU, and no polar factor computed more often than without."""
+    from sodaopt.kernels import lines as kernel_lines
+
+    found, calls = [], []
+    for runs in (True, False):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(s).to(dtype)) for s in ((6, 4), (4, 6), (5, 5))]
+        opt = SODA(weights, 0.01, ROWS[name], seed=3)
+        raw = msign.Newton.raw
+        with (
+            mock.patch.object(onepass, "_runs", return_value=runs),
+            mock.patch.object(msign.Newton, "raw", autospec=True, side_effect=raw) as counted,
+            mock.patch("sodaopt.kernels.lines.update_", wraps=kernel_lines.update_) as launched,
+        ):
+            for _ in range(2):
+                for w in weights:
+                    w.grad = torch.randn_like(w)
+                opt.step()
+        reads = dtype != torch.float64
+        assert (launched.call_count > 0) == (runs and reads), launched.call_count
+        found.append([w.detach().float() for w in weights])
+        calls.append(counted.call_count)
+    tol = 2.0**-7 if dtype == torch.float16 else 1e-5
+    return calls[0] == calls[1] and all(map(partial(torch.allclose, rtol=tol, atol=tol), *found))
 
 
 def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
@@ -208,6 +250,9 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
     for what in ("p", "order", "m", "16-bit m", "m of another shape", "z0"):
         yield "unreadable", (what,)
     yield "temporary", ()
+    for row in ROWS:
+        for dtype in (torch.float32, torch.float16, torch.float64):
+            yield "steps", (row, dtype)
 
 
 def name(check: str, arguments: tuple[object, ...]) -> str:
@@ -217,7 +262,7 @@ def name(check: str, arguments: tuple[object, ...]) -> str:
 def main() -> None:
     torch.manual_seed(0)
     checks = {"seeded": seeded, "pull": pull, "rounded": rounded, "lines": lines, "given": given}
-    checks |= {"unreadable": unreadable, "temporary": temporary}
+    checks |= {"unreadable": unreadable, "temporary": temporary, "steps": steps}
     print(json.dumps({name(c, a): checks[c](*a) for c, a in cases()}))  # type: ignore[operator]
 
 

@@ -27,6 +27,7 @@ from sodaopt import (
     rounding,
     zoo,
 )
+from sodaopt.geometry import Ball, Spectral, transposed
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
@@ -370,6 +371,7 @@ SPECTRAL = {
     "uscion": zoo.uscion(),
     "soda(muon)": zoo.soda(zoo.muon(weight_decay=0)),
     "soda_dagger": zoo.soda_dagger(),
+    "transposed": Method(Ball(Spectral(view=transposed)), alpha=0.1),
 }
 
 
@@ -389,7 +391,7 @@ def test_polar_factors_end_in_one_pass(
         counted = mock.Mock(side_effect=msign.Newton.raw)
         monkeypatch.setattr(msign.Newton, "raw", lambda self, X, f=counted: f(self, X))
         if plain:
-            monkeypatch.setattr(onepass, "polars", lambda *_: None)
+            monkeypatch.setattr(onepass, "finish", lambda *_: False)
         feed(opt, weights, range(4))
         found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
         calls.append(counted.call_count)

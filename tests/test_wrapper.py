@@ -8,7 +8,7 @@ import io
 import pickle
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -418,8 +418,8 @@ def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> N
 @pytest.mark.parametrize(
     "make",
     [
-        lambda ps: adamw(ps, fused=True),
-        lambda ps: adamw(ps, foreach=True),
+        lambda ps: adamw(ps, lr=1e-3, fused=True),
+        lambda ps: adamw(ps, lr=1e-3, foreach=True),
         lambda ps: SGD(ps, lr=1e-3),
         lambda ps: torch.optim.Adafactor(ps, lr=1e-3),
     ],
@@ -456,6 +456,22 @@ def follow(opt: Optimizer, low: list[Parameter], high: list[Parameter]) -> None:
     opt.step()
 
 
+def both(
+    one: SODAWrapper, low: list[Parameter], two: SODAWrapper, high: list[Parameter], steps: int
+) -> Iterator[tuple[Parameter, Parameter]]:
+    """Step 16-bit parameters, and from where they are fp32 ones, of which the former must be the
+    rounded; yields each with its other."""
+    for k in range(steps):
+        for a, b in zip(low, high, strict=True):
+            b.data.copy_(a.data)
+        feed(one, low, range(k, k + 1))
+        follow(two, low, high)
+        for n, (a, b) in enumerate(zip(low, high, strict=True)):
+            key = rounding.key(one.seed, n, k)
+            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), a.dtype, key))
+            yield a, b
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @makers
 def test_a_16_bit_step_is_the_fp32_step_rounded_once(make: Make, dtype: torch.dtype) -> None:
@@ -469,18 +485,11 @@ def check_rounded_once(make: Make, dtype: torch.dtype, device: str) -> None:
     low = [Parameter(p.detach().to(device)) for p in low]
     high = [Parameter(p.detach().float()) for p in low]
     one, two = SODAWrapper(make(low), seed=3), SODAWrapper(make(high))
-    for k in range(8):
-        for a, b in zip(low, high, strict=True):
-            b.data.copy_(a.data)
-        feed(one, low, range(k, k + 1))
-        follow(two, low, high)
-        for n, (a, b) in enumerate(zip(low, high, strict=True)):
-            expected = rounding.stochastic(b.detach(), dtype, rounding.key(3, n, k))
-            assert torch.equal(a.detach(), expected)
-            mine, theirs = one.base.state[a], two.base.state[b]
-            assert mine.keys() == theirs.keys()
-            for key in mine.keys() - {"soda_z0"}:
-                assert_bitwise([mine[key]], [theirs[key]])
+    for a, b in both(one, low, two, high, 8):
+        mine, theirs = one.base.state[a], two.base.state[b]
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() - {"soda_z0"}:
+            assert_bitwise([mine[key]], [theirs[key]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -570,15 +579,8 @@ def test_16_bit_parameters_that_are_not_pulled() -> None:
     high = [Parameter(w.detach().float()) for w in low]
     one = SODAWrapper(adamw([{"params": low[:2]}, {"params": low[2:]}]), only=[low[0]], seed=3)
     two = SODAWrapper(adamw(high), only=[high[0]])
-    for k in range(4):
-        for a, b in zip(low, high, strict=True):
-            b.data.copy_(a.data)
-        feed(one, low, range(k, k + 1))
-        follow(two, low, high)
-        for n, (a, b) in enumerate(zip(low, high, strict=True)):
-            key = rounding.key(3, n, k)
-            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), torch.bfloat16, key))
-            assert_bitwise([one.state[a]["exp_avg_sq"]], [two.state[b]["exp_avg_sq"]])
+    for a, b in both(one, low, two, high, 4):
+        assert_bitwise([one.state[a]["exp_avg_sq"]], [two.state[b]["exp_avg_sq"]])
     assert [("soda_z0" in one.state[w]) for w in low] == [True] + [False] * (len(low) - 1)
 
 
@@ -591,7 +593,12 @@ def test_16_bits_with_another_choice_of_what_is_pulled(fewer: bool) -> None:
     feed(opt, weights, range(2))
     new = SODAWrapper(adamw(weights), **after)
     new.load_state_dict(opt.state_dict())
+    for w in weights:
+        assert_bitwise([new.state[w]["exp_avg_sq"]], [opt.state[w]["exp_avg_sq"]])
     feed(new, weights, range(2, 4))
+    for w in weights:
+        assert new.state[w]["exp_avg_sq"].dtype == torch.float32
+        assert new.state[w]["step"] == 4
 
 
 class Remembers(SGD):
@@ -711,14 +718,7 @@ def test_bases_that_remember_16_bit_parameters(make: Make) -> None:
     high = [Parameter(w.detach().float()) for w in low]
     bases = make(low), make(high)
     one, two = map(SODAWrapper, bases)
-    for k in range(12):
-        for a, b in zip(low, high, strict=True):
-            b.data.copy_(a.data)
-        feed(one, low, range(k, k + 1))
-        follow(two, low, high)
-        for n, (a, b) in enumerate(zip(low, high, strict=True)):
-            key = rounding.key(0, n, k)
-            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), torch.bfloat16, key))
+    assert len(list(both(one, low, two, high, 12))) == 12 * len(low)
     if isinstance(bases[0], Nested):
         assert {id(p) for p in bases[0].inner.state} == set(map(id, low))
     if isinstance(bases[0], ByIdentity):

@@ -55,10 +55,8 @@ class _Averaged(Wrapper):
             if self.weight_decay_at_y:
                 at_y = group.get("lr", 0.0) * self.weight_decay_at_y
                 point = point.sub(p_.to(dtype), alpha=at_y)
-            if p.dtype == dtype:
-                point = p_.copy_(point)
-            elif not self.weight_decay_at_y:
-                point = point.clone()  # z itself stays until the base has come back
+            # z itself stays until the base has come back
+            point = p_.copy_(point) if p.dtype == dtype else point.clone()
             held.append(_Kept(x, z, point, not kept))
         return held
 

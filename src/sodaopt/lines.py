@@ -74,13 +74,8 @@ def in_passes(leaves: list[Leaf], step: Step) -> None:
         if method.alpha_bar != 0:
             m_bar = list(torch._foreach_lerp(m, g, c.alpha_bar))
 
-    polars = onepass.polars(leaves, step, m_bar)
-    if polars is not None:
-        left = onepass.launch(leaves, step, polars)
-        if not left:
-            return
-        leaves, ps, s = [leaves[j] for j in left], [ps[j] for j in left], [s[j] for j in left]
-        g, m_bar = [g[j] for j in left], [m_bar[j] for j in left]
+    if onepass.finish(leaves, step, m_bar):
+        return
     y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
     u = _mirror(method, m_bar, step.gamma, Moment([p.shape for p in ps], g, k, lr, s), ps)
     if method.fused:

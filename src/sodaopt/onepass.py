@@ -24,11 +24,11 @@ KINDS = frozenset((torch.float32, *rounding.HALVES))
 
 def update(leaves: list[Leaf], step: Step) -> list[Leaf]:
     """Returns those that it is not for, as they were."""
-    device, how = leaves[0].p.device, map_of(step)
-    if device.type != "cuda" or how is None or not kernels.usable(f"{how} lines", device):
+    how = map_of(step)
+    if how is None or not _runs(how, leaves[0].p.device):
         return leaves
     pieces = leaves[:FIRST], leaves[FIRST:]  # the device begins while the host does the others
-    return [piece[j] for piece in pieces if piece for j in launch(piece, step)]
+    return [piece[j] for piece in pieces if piece for j in launch(piece, step, _z0s(piece, step))]
 
 
 FIRST = 16
@@ -48,31 +48,37 @@ def map_of(step: Step) -> str | None:
     return None
 
 
-def polars(leaves: list[Leaf], step: Step, m_bar: list[Tensor]) -> list[Tensor] | None:
-    """The polar factors of m_bar as the kernel can take them, if this is a step that it can end."""
+def finish(leaves: list[Leaf], step: Step, m_bar: list[Tensor]) -> bool:
+    """End a step along the polar factors of m_bar; False, with nothing done, where the kernel could
+    not take all of them, for no factor is to be computed in vain."""
     geometry: Any = step.method.geometry
-    if leaves[0].p.device.type != "cuda" or not _is_simple(step) or type(geometry) is not Ball:
-        return None
+    if not _is_simple(step) or type(geometry) is not Ball or type(geometry.norm) is not Spectral:
+        return False
     norm, p = geometry.norm, leaves[0].p
-    if type(norm) is not Spectral or type(norm.polar) is not Newton:
-        return None
-    # no factor is to be computed in vain
-    if p.dtype not in KINDS or norm.polar.dtype_of(m_bar[0]) not in KINDS:
-        return None
+    if type(norm.polar) is not Newton or not {p.dtype, norm.polar.dtype_of(m_bar[0])} <= KINDS:
+        return False
     if not all(type(leaf.p) in sharded.PLAIN and leaf.p.is_contiguous() for leaf in leaves):
-        return None
-    if step.method.centre == "init" and any(_z0(leaf, step)[1] is _NONE for leaf in leaves):
-        return None
-    if not kernels.usable("given lines", leaves[0].p.device):
-        return None
-    return norm.batched(norm.polar.raw, m_bar)
+        return False
+    z0s = _z0s(leaves, step)
+    if any(kind is _NONE for _, kind in z0s) or not _runs("given", p.device):
+        return False
+    polars = [u.contiguous() for u in norm.batched(norm.polar.raw, m_bar)]
+    if launch(leaves, step, z0s, polars):
+        raise AssertionError("the kernel did not take what it was to take")
+    return True
+
+
+def _runs(map_: str, device: torch.device) -> bool:
+    return device.type == "cuda" and kernels.usable(f"{map_} lines", device)
 
 
 def _is_simple(step: Step) -> bool:
     return step.method.fused and all(isinstance(v, int | float) for v in step.c)
 
 
-def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) -> list[int]:
+def launch(
+    leaves: list[Leaf], step: Step, z0s: list[Any], given: list[Tensor] | None = None
+) -> list[int]:
     """One for each scale and kind of z0; given: what points uphill, where it was computed before.
     Returns the places of what the kernel cannot read.
 
@@ -82,7 +88,7 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
 
     method, c = step.method, step.c
     geometry: Any = method.geometry
-    momentum, anchored = method.keeps_m and given is None, method.centre == "init"
+    momentum = method.keeps_m and given is None
     diagonal, low = isinstance(geometry, Diagonal), leaves[0].p.dtype in rounding.HALVES
     launches: dict[tuple[float, Any, torch.dtype], list[tuple[tuple[int, ...], list[Any]]]] = {}
     left, start, prefix = [], 0, 0
@@ -93,7 +99,7 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
         if type(p) not in sharded.PLAIN:
             tensors = [t if t is None else sharded.local(t) for t in tensors]
             tensors[1] = sharded.local_like(g, p)
-        z, kind = _z0(leaf, step) if anchored else (0, None)
+        z, kind = z0s[j]
         if low:
             numbers = sharded.numbers(leaf.p, 0, 0)
             start = numbers.start if isinstance(numbers, range) else -1
@@ -126,25 +132,17 @@ def launch(leaves: list[Leaf], step: Step, given: list[Tensor] | None = None) ->
 
 
 def _is_readable(tensors: list[Any]) -> bool:
-    """Parameter, gradient and fp32 state, of one size on one device, in memory from end to end."""
+    """Parameter, gradient and fp32 state, of one shape on one device, in memory from end to end."""
     p, g, *state = tensors
-    if p.dtype not in KINDS or g.dtype not in KINDS or g.is_neg() or type(p) not in sharded.PLAIN:
+    if p.dtype not in KINDS or g.dtype not in KINDS or g.is_neg():
         return False
-    device, shape = p.device, p.shape
-    if not p.is_contiguous() or type(g) not in sharded.PLAIN or not g.is_contiguous():
+    if not all(t is None or t.dtype is torch.float32 for t in state):
         return False
-    if g.device != device or g.shape != shape:
-        return False
+    alike = (p.device, p.shape)
     return all(
         t is None
-        or (
-            t.dtype is torch.float32
-            and t.device == device
-            and t.shape == shape
-            and type(t) in sharded.PLAIN
-            and t.is_contiguous()
-        )
-        for t in state
+        or (type(t) in sharded.PLAIN and t.is_contiguous() and (t.device, t.shape) == alike)
+        for t in tensors
     )
 
 
@@ -157,6 +155,11 @@ def _scales(leaves: list[Leaf], step: Step) -> list[float]:
     if isinstance(geometry, Sharp):
         return [-(gamma * width * width) for width in geometry.widths(at)]
     return [-gamma] * len(leaves)
+
+
+def _z0s(leaves: list[Leaf], step: Step) -> list[tuple[Any, Any]]:
+    anchored = step.method.centre == "init"
+    return [_z0(leaf, step) if anchored else (0, None) for leaf in leaves]
 
 
 def _z0(leaf: Leaf, step: Step) -> tuple[Any, Any]:

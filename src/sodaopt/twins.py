@@ -26,10 +26,11 @@ from .template import SODA
 
 
 class Twins:
-    """Those of one base's parameters; wrapper: the name of what is around it."""
+    """Those of one base's parameters; wrapper: the name of what is around it, and with what its own
+    keys in the state begin."""
 
-    def __init__(self, base: Optimizer, wrapper: str) -> None:
-        self.base, self.wrapper = base, wrapper
+    def __init__(self, base: Optimizer, wrapper: str, prefix: str) -> None:
+        self.base, self.wrapper, self.prefix = base, wrapper, prefix
         self.made: Any = WeakTensorKeyDictionary()
         self.trusted = False  # the base was seen to move what stands in a parameter's place
 
@@ -101,22 +102,22 @@ class Twins:
         it should be.)"""
         return p.dtype in HALVES and not isinstance(self.base, SODA)
 
-    def widen(self, p: Tensor, ours: str) -> None:
-        """What the bare base keeps of p in 16 bits, but for keys that begin with `ours`. Where some
-        of it is fp32 the rest is 16 bits by the base's own choice."""
+    def widen(self, p: Tensor) -> None:
+        """What the bare base keeps of p in 16 bits. Where some of it is fp32 the rest is 16 bits by
+        the base's own choice."""
         state = self.base.state.get(p)
         if isinstance(state, dict) and self.has_wide_state(p):
-            theirs = {k: v for k, v in state.items() if not str(k).startswith(ours)}
+            theirs = {k: v for k, v in state.items() if not str(k).startswith(self.prefix)}
             tensors = [t for t in tree_leaves(theirs) if isinstance(t, Tensor) and t.numel() > 1]
             if all(t.dtype in HALVES for t in tensors if t.is_floating_point()):
                 state.update(_widened(theirs))
 
-    def restore(self, p: Tensor, saved: Any, ours: str) -> None:
+    def restore(self, p: Tensor, saved: Any) -> None:
         """After the base has loaded what was saved of p: torch has cast it to 16 bits."""
         state = self.base.state.get(p)
         if self.has_wide_state(p) and isinstance(state, dict) and isinstance(saved, dict):
             state.update(_as_saved(state, saved))
-            self.widen(p, ours)
+            self.widen(p)
 
 
 def in_fp32(parts: list[Tensor]) -> list[Tensor]:

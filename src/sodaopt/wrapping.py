@@ -43,7 +43,7 @@ class Wrapper(Optimizer):
                 group.setdefault(key, value)
         self.check()
         for p in list(base.state):
-            self._twins.widen(p, self.key(""))
+            self._twins.widen(p)
 
     def marks(self) -> Group:
         """The group keys of this wrapper with their first values: plain numbers."""
@@ -72,7 +72,7 @@ class Wrapper(Optimizer):
     def _twins(self) -> Twins:
         """What steps 16-bit parameters. It knows nothing that must be kept."""
         if "_stepper" not in self.__dict__:
-            self._stepper = Twins(self.base, type(self).__name__)
+            self._stepper = Twins(self.base, type(self).__name__, self.key(""))
         return self._stepper
 
     def key(self, name: str) -> str:
@@ -200,7 +200,7 @@ class Wrapper(Optimizer):
             raise
         for group in self.base.param_groups[held:]:
             for p in group["params"]:
-                self._twins.widen(p, self.key(""))
+                self._twins.widen(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Through the base."""
@@ -248,7 +248,7 @@ class Wrapper(Optimizer):
         params = [p for g in self.base.param_groups for p in g["params"]]
         for n, p in zip(numbers, params, strict=True):
             if n in theirs:
-                self._twins.restore(p, theirs[n], self.key(""))
+                self._twins.restore(p, theirs[n])
             for key, t in ours.get(n, {}).items():
                 self.base.state[p][key] = self.place(p, key.removeprefix(self.key("")), t)
         for after in self._optimizer_load_state_dict_post_hooks.values():

@@ -54,7 +54,7 @@ def check_lines(map_: str, device: torch.device) -> None:
             state = {"m": _values(device, 0.9), "z0": _values(device, 0.1).to(dtype)}
             state |= {"v": _values(device, 0.8).abs()} if map_ == "diagonal" else {}
             leaves, step = [Leaf(p, state, 2)], Step(method, 3, 0.7, coefs, group, Clone())
-            if in_one and onepass.launch(leaves, step):
+            if in_one and onepass.launch(leaves, step, [(state["z0"], dtype)]):
                 raise ValueError("a plain tensor was not taken")
             if not in_one:
                 in_passes(leaves, step)
@@ -76,7 +76,7 @@ def check_given(device: torch.device) -> None:
         y = p.float().lerp(z0.float(), 1 / 3) + u.float() * -scale
         if dtype != torch.float32:
             y = plain.stochastic(y, dtype, plain.key(1, 2, 3))
-        if onepass.launch(leaves, step, [u]):
+        if onepass.launch(leaves, step, [(z0, dtype)], [u]):
             raise ValueError("a plain tensor was not taken")
         _same(p, y)
 
