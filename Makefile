@@ -74,16 +74,16 @@ parity: $(STAMP)
 	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
 	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
 	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,parity]'
-	$(PY) -m tests.parity
+	$(PY) -m tools.parity
 
 layers: $(STAMP)
-	$(PY) -m tests.layers_doc
+	$(PY) -m tools.layers_doc
 
 bases: $(STAMP)
-	$(PY) -m tests.bases
+	$(PY) -m tools.known_bases
 
 results: $(STAMP)
-	$(PY) -m tests.results_doc
+	$(PY) -m tools.results_doc
 
 # Results under runs/ stay.
 clean:

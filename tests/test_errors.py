@@ -23,7 +23,7 @@ from sodaopt.geometry import (
     conv,
 )
 from sodaopt.schedules import debias, fade, lr_weighted
-from tests.tables import network
+from tests.support.tables import network
 
 named = list(Linear(3, 2).named_parameters())
 adam = zoo.adam()

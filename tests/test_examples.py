@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wrapped import missing
+from tests.support.wrapped import missing
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TWO_RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

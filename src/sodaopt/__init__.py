@@ -1,13 +1,15 @@
 """sodaopt: the optimizers of "Optimistic Dual Averaging Unifies Modern Optimizers" for PyTorch."""
 
-from . import anchors, geometry, init, schedules, views, zoo
-from .averages import GPA, SNOO, Lookahead, ScheduleFree
-from .checkpoints import continue_from, export
-from .groups import RECIPES, Plan, hidden, param_groups, plan
-from .memory import Memory, memory
-from .method import Method
-from .template import SODA
-from .wrapper import SODAWrapper
+from sodaopt import anchors, geometry, schedules, zoo
+from sodaopt.anchors import seeded as init
+from sodaopt.core.method import Method
+from sodaopt.core.optimizer import SODA
+from sodaopt.geometry import views
+from sodaopt.layers.plan import RECIPES, Plan, hidden, param_groups, plan
+from sodaopt.memory import Memory, memory
+from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
+from sodaopt.wrappers.migrate import continue_from, export
+from sodaopt.wrappers.soda import SODAWrapper
 
 __version__ = "0.1.0"
 

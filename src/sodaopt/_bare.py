@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .sharded import PLAIN
+from sodaopt.parallel.sharded import PLAIN
 
 
 def owner(p: Tensor) -> Tensor:

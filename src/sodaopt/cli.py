@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from ._errors import unknown
+from sodaopt._errors import unknown
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _rules() -> Any:
     """How arguments are read: a number may be written as 2^-11."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-    from .lab.labels import number
+    from sodaopt.lab.labels import number
 
     rules = ConstructorRegistry()
 

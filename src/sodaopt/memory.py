@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import anchors, init, sharded
-from ._errors import times
-from ._table import size
-from .template import SODA
+from sodaopt import anchors
+from sodaopt._errors import times
+from sodaopt.anchors import seeded as init
+from sodaopt.core.optimizer import SODA
+from sodaopt.layers.table import size
+from sodaopt.parallel import sharded
 
 
 @dataclass(frozen=True)

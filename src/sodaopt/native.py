@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ._bare import address
+from sodaopt._bare import address
 
 LIBRARY = Path(__file__).with_name("libnative.so")
 PAIRS = [

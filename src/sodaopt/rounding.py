@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels, sharded
-from ._bare import is_bare
+from sodaopt import backends as kernels
+from sodaopt._bare import is_bare
+from sodaopt.parallel import sharded
 
 HALVES = frozenset((torch.bfloat16, torch.float16))
 _MASK = 0xFFFFFFFF
@@ -90,7 +91,7 @@ def write_(ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step:
         k = key(seed, number, step)
         part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))
     for rows in launches.values():
-        from .kernels import rounding
+        from sodaopt.backends.triton import rounding
 
         parts, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
         rounding.write_(parts, xs_, starts, prefixes, step)

@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 
-from . import schedules
-from ._errors import unknown
-from .geometry import (
+from sodaopt import schedules
+from sodaopt._errors import unknown
+from sodaopt.core.method import ROWS, Method
+from sodaopt.geometry import (
     Ball,
     Clip,
     Diagonal,
@@ -28,10 +29,9 @@ from .geometry import (
     original,
     unit,
 )
-from .method import ROWS, Method
-from .msign import EXACT, KELLER, Polar
-from .norms import Scale
-from .schedules import debias, first, times, uniform
+from sodaopt.geometry.polar import EXACT, KELLER, Polar
+from sodaopt.geometry.scales import Scale
+from sodaopt.schedules import debias, first, times, uniform
 
 P = ParamSpec("P")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import __version__
+from sodaopt import __version__
 
 PEAKS = {
     "H200": 989e12,

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from .._errors import unknown
+from sodaopt._errors import unknown
+
 from .model import Shape
 from .optimizers import Name, Settings, check, parse
 

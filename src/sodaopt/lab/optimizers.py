@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import schedules, zoo
-from .._errors import unknown
-from ..anchors import Anchor
-from ..averages import GPA, SNOO, Lookahead, ScheduleFree
-from ..groups import param_groups
-from ..method import Method
-from ..recipes import Rule, rule_of, rules, soda
-from ..roles import MATRICES, ROLES
-from ..schedules import first
-from ..template import SODA
-from ..wrapper import SODAWrapper
+from sodaopt import schedules, zoo
+from sodaopt._errors import unknown
+from sodaopt.anchors import Anchor
+from sodaopt.core.method import Method
+from sodaopt.core.optimizer import SODA
+from sodaopt.layers.plan import param_groups
+from sodaopt.layers.recipes import Rule, rule_of, rules, soda
+from sodaopt.layers.roles import MATRICES, ROLES
+from sodaopt.schedules import first
+from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
+from sodaopt.wrappers.soda import SODAWrapper
 
 
 @dataclass(frozen=True)

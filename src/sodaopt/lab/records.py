@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from .._errors import unknown
+from sodaopt._errors import unknown
 
 FILE = "run.jsonl"
 FORMAT = 1

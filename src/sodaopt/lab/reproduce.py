@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from .. import __version__
-from .._errors import unknown
+from sodaopt import __version__
+from sodaopt._errors import unknown
+
 from . import results
 from .board import console, run_rows
 from .commands import INTERRUPTED, Flat, axis

@@ -210,7 +210,7 @@ STUDIES = {
 
 DEFINITIONS = {
     "table-instances": "the rows of the zoo, compared with other implementations: make parity",
-    "table-norms": "the norms and their lmo, checked by tests/test_geometry.py",
+    "table-norms": "the norms and their lmo, checked by tests/geometry/test_geometry.py",
     "theory": "bounds and rates on convex problems: sodaopt theory",
 }
 """Tables of the paper that are definitions: nothing to train."""

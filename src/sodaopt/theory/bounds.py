@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..geometry import Geometry
-from ..schedules import Number
+from sodaopt.geometry import Geometry
+from sodaopt.schedules import Number
+
 from .problems import NAMES, Problem
 from .regularisers import Regulariser, name, regulariser
 from .runs import Trace, Weights

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .. import zoo
-from ..method import Method
-from ..schedules import Number
+from sodaopt import zoo
+from sodaopt.core.method import Method
+from sodaopt.schedules import Number
+
 from .bounds import linear, uniform
 from .experiments import quadratic_noisy
 from .lemmas import rule_for

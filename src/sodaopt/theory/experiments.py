@@ -10,9 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import schedules, zoo
-from ..geometry import Ball, Geometry, Sign, Spectral, unit
-from ..msign import EXACT
+from sodaopt import schedules, zoo
+from sodaopt.geometry import Ball, Geometry, Sign, Spectral, unit
+from sodaopt.geometry.polar import EXACT
+
 from . import checks, rates
 from .bounds import constants, linear
 from .models import l1_regression, least_absolute, logistic

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._figures import STYLE
+from sodaopt._figures import STYLE
+
 from .experiments import Curve
 from .remarks import STEPS
 from .study import Study

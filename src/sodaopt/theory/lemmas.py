@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from .. import schedules, zoo
-from ..geometry import Clip, Geometry, Sharp, Sign, Spectral, unit
-from ..method import Method
-from ..msign import EXACT
+from sodaopt import schedules, zoo
+from sodaopt.core.method import Method
+from sodaopt.geometry import Clip, Geometry, Sharp, Sign, Spectral, unit
+from sodaopt.geometry.polar import EXACT
+
 from . import checks, rates
 from .bounds import Constants, constants, linear, uniform
 from .checks import Check

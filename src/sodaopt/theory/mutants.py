@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from .. import schedules, zoo
-from ..schedules import Number, times
+from sodaopt import schedules, zoo
+from sodaopt.schedules import Number, times
+
 from . import checks, rates
 from .bounds import constants
 from .checks import Check

@@ -13,7 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from .._errors import times
+from sodaopt._errors import times
+
 from .spaces import Space, apply
 
 Constant: TypeAlias = float | Callable[[Space], float] | None

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .. import schedules, zoo
-from ..geometry import Geometry
-from ..method import Method
-from ..schedules import Coef
+from sodaopt import schedules, zoo
+from sodaopt.core.method import Method
+from sodaopt.geometry import Geometry
+from sodaopt.schedules import Coef
+
 from . import bounds
 from .bounds import Constants, linear, uniform
 from .regularisers import regulariser

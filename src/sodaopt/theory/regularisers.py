@@ -19,9 +19,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..geometry import Ball, Clip, Geometry, Moment, Sharp
-from ..norms import Euclidean, Norm, Shape, Sign, Spectral, matrix, unit
-from ..schedules import Number
+from sodaopt.geometry import Ball, Clip, Context, Geometry, Sharp
+from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
+from sodaopt.geometry.scales import unit
+from sodaopt.geometry.views import Shape, matrix
+from sodaopt.schedules import Number
+
 from .spaces import Lp, Metric, Space, apply, dot, length
 
 
@@ -56,7 +59,7 @@ class FixedMetric(Geometry):
         inverse: Tensor = torch.linalg.inv(self.H)
         return inverse
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Context) -> list[Tensor]:
         return [apply(self.inverse, d) * -gamma for d in m_bar]
 
 
@@ -73,7 +76,7 @@ class PNorm(Geometry):
                 "near l1 take p = 1 + 1/log(d)"
             )
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Context) -> list[Tensor]:
         return [self._map(d) * -gamma for d in m_bar]
 
     def _map(self, d: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class Smoothed(Geometry):
     def check(self, shape: Shape) -> None:
         self.h.check(shape)
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Context) -> list[Tensor]:
         return [self._map(d, gamma, r) for d, r in zip(m_bar, self.h.widths(at), strict=True)]
 
     def _map(self, d: Tensor, gamma: Number, r: float) -> Tensor:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .. import zoo
-from ..method import Method
-from ..schedules import Number
+from sodaopt import zoo
+from sodaopt.core.method import Method
+from sodaopt.schedules import Number
+
 from . import checks, rates
 from .bounds import constants
 from .experiments import Curve, Row

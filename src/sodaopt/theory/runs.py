@@ -12,11 +12,13 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from ..geometry import Ball, Clip, Geometry, Moment, Sharp, State
-from ..method import Method
-from ..norms import Euclidean, Shape
-from ..schedules import Number
-from ..template import SODA
+from sodaopt.core.method import Method
+from sodaopt.core.optimizer import SODA
+from sodaopt.geometry import Ball, Clip, Context, Geometry, Sharp, State
+from sodaopt.geometry.norms import Euclidean
+from sodaopt.geometry.views import Shape
+from sodaopt.schedules import Number
+
 from .problems import Problem
 from .regularisers import Regulariser, Smoothed, name
 from .spaces import dot
@@ -218,7 +220,7 @@ class _Tape(Geometry):
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
         return self.base.state(p, dtype)
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Moment) -> list[Tensor]:
+    def __call__(self, m_bar: list[Tensor], gamma: Number, at: Context) -> list[Tensor]:
         u = self.base(m_bar, gamma, at)
         self.log.append((float(gamma), m_bar[0].clone(), u[0].clone()))
         return u

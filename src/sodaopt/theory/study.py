@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from .._errors import unknown
+from sodaopt._errors import unknown
+
 from . import compare, lemmas, mutants, remarks
 from .checks import Check
 from .compare import Result

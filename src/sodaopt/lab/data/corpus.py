@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from ..._errors import unknown
+from sodaopt._errors import unknown
+
 from . import texts, tokenizer
 from .build import Recipe, build
 from .dataset import Dataset, open_folder, read_meta

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..._errors import unknown
+from sodaopt._errors import unknown
+
 from .dataset import Dataset, open_folder
 from .shards import DataError, count_tokens
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from ..._errors import unknown
+from sodaopt._errors import unknown
+
 from ..records import FILE, Run, find
 from .page import kept
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._figures import STYLE
+from sodaopt._figures import STYLE
+
 from ..labels import pretty
 from ..stats import Row
 from .charts import Curve, Mark, Panel, Trace, curves, panels

@@ -16,7 +16,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ... import __version__
+from sodaopt import __version__
+
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from ..._table import size
+from sodaopt.layers.table import size
+
 from ..labels import differing, pretty, telling, value
 from ..records import FINISHED, Record, Run
 from ..stats import AXES, Row, status, sweep

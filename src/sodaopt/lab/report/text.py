@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..._table import size
+from sodaopt.layers.table import size
+
 from .. import stats
 from ..records import DIVERGED
 from ..stats import AXES, UNFINISHED, Difference, Row, bases, difference, sweep, swept

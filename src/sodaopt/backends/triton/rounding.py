@@ -1,0 +1,83 @@
+"""p <- x, rounded stochastically to 16 bits: the bits of `sodaopt.rounding`, one pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sodaopt._bare import address
+from sodaopt.backends.triton.tables import DTYPES, launch
+
+BLOCK = 1024
+"""Elements that a program does at a time."""
+
+
+@triton.jit(do_not_specialize=["step"])
+def _write(
+    chunks, columns, step, P: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    chunks += tl.program_id(0).to(tl.int64) * 2
+    columns += tl.load(chunks) * 5
+    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
+    n = tl.load(columns) - first
+    x_ptr = tl.load(columns + 1).to(tl.pointer_type(tl.float32)) + first
+    p_ptr = tl.load(columns + 2).to(tl.pointer_type(P)) + first
+    start = (tl.load(columns + 3) + first).to(tl.uint32)
+    key = _key(tl.load(columns + 4).to(tl.uint32), step)
+    if ALIGNED:
+        x_ptr, p_ptr = tl.multiple_of(x_ptr, 16), tl.multiple_of(p_ptr, 16)
+    for begin in range(0, CHUNK, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, at < n)
+        number = start + at.to(tl.uint32)
+        y = _rounded(x, _mix(number * 0x9E3779B1 + key), P)
+        tl.store(p_ptr + at, y, at < n)
+
+
+@triton.jit
+def _mix(h):
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    h = (h ^ (h >> 15)) * 0x846CA68B
+    return h ^ (h >> 16)
+
+
+@triton.jit
+def _key(h, step):
+    """The rest of `rounding.key`: the step, which alone changes."""
+    return _mix(_mix(h ^ step.to(tl.uint32)) + 0x9E3779B9)
+
+
+@triton.jit
+def _rounded(x, random, P: tl.constexpr):
+    """One of the two neighbours of x in P."""
+    bits = x.to(tl.uint32, bitcast=True)
+    is_finite = (bits & 0x7F800000) != 0x7F800000
+    if tl.bfloat16 == P:
+        up = tl.where(is_finite, bits + (random & 0xFFFF), bits)
+        quiet = tl.where(x != x, 0x40, 0)  # a NaN stays one without its lower half
+        y = ((up >> 16) | quiet).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        e = ((bits >> 23) & 0xFF).to(tl.int32) - 126
+        e = tl.where(is_finite, tl.maximum(e - 11, -24), 0)
+        ulp = ((e + 127) << 23).to(tl.float32, bitcast=True)
+        q = x * ((127 - e) << 23).to(tl.float32, bitcast=True)
+        low = tl.where(q < 0, tl.ceil(q), tl.floor(q))
+        away = tl.abs(q - low) > (random >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+        sign = tl.where(q < 0, -1.0, tl.where(q > 0, 1.0, 0.0))
+        y = ((low + tl.where(away, sign, 0.0 * sign)) * ulp).to(tl.float16)
+    return y
+
+
+def write_(
+    ps: list[Tensor], xs: list[Tensor], starts: list[int], prefixes: list[int], step: int
+) -> None:
+    """Contiguous, on one device; all p of one dtype, bf16 or fp16, and all x fp32. starts: the
+    number of the first element of each; prefixes: what `rounding.prefix` says of each parameter."""
+    rows = tuple(
+        (x.numel(), address(x), address(p), start, prefix)
+        for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
+    )
+    aligned = all(x % 16 == p % 16 == 0 for _, x, p, *_ in rows)
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ALIGNED=aligned, BLOCK=BLOCK)

@@ -1,0 +1,111 @@
+"""x <- x + lam (z0 - x) with z0 made from its seed in registers: no memory, and one pass over x.
+
+The bits are those of `sodaopt.philox` and `sodaopt.init` in plain torch operations on the same
+device: z0 is rounded after each product and sum (the kernel is compiled without contraction), and
+the pull is fused as torch's `lerp_` is.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import libdevice
+
+from sodaopt._bare import address
+from sodaopt.anchors.seeded import Init, Spec
+from sodaopt.backends.triton.pull import lerp
+from sodaopt.backends.triton.tables import DTYPES, launch
+
+BLOCK = 256
+"""Philox blocks, of four words each, that a program makes at a time."""
+
+
+@triton.jit
+def _pull(
+    chunks, columns, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr,
+    ALIGNED: tl.constexpr, EDGE: tl.constexpr, ROOT2: tl.constexpr, TURN: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    chunks += tl.program_id(0).to(tl.int64) * 2
+    columns += tl.load(chunks) * 6
+    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
+    n = tl.minimum(tl.load(columns) - first, CHUNK)
+    x_ptr = tl.load(columns + 1).to(tl.pointer_type(X)) + first
+    start = tl.load(columns + 2) + first
+    stream, key, numbers = tl.load(columns + 3), tl.load(columns + 4), tl.load(columns + 5)
+    a = numbers.to(tl.int32).to(tl.float32, bitcast=True)
+    b = (numbers >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    PER_BLOCK: tl.constexpr = 2 if KIND == "normal" else 4  # elements
+    STEP: tl.constexpr = PER_BLOCK * BLOCK
+    behind = start % PER_BLOCK  # elements of the first block that come before this chunk
+    STOP: tl.constexpr = CHUNK if ALIGNED else CHUNK + STEP
+    if ALIGNED:
+        behind = 0
+        x_ptr = tl.multiple_of(x_ptr, 16)
+    zero = tl.zeros((BLOCK,), tl.int64)
+    for begin in range(0, STOP, STEP):
+        block = start // PER_BLOCK + begin // PER_BLOCK + tl.arange(0, BLOCK)
+        w0, w1, w2, w3 = tl.philox_impl(
+            block.to(tl.uint32),
+            (block >> 32).to(tl.uint32),
+            (zero + stream).to(tl.uint32),
+            (zero + (stream >> 32)).to(tl.uint32),
+            (zero + key).to(tl.uint32),
+            (zero + (key >> 32)).to(tl.uint32),
+        )
+        even, odd = tl.interleave(w0, w2), tl.interleave(w1, w3)
+        if KIND == "normal":
+            r = tl.sqrt_rn(-2 * libdevice.log1p(-_uniform(even)))
+            z = a + b * r * libdevice.cos(TURN * _uniform(odd))
+        else:
+            w = tl.interleave(even, odd)
+            if KIND == "uniform":
+                z = a + b * _uniform(w)
+            elif KIND == "sign":
+                z = a * ((w & 1).to(tl.int32) * 2 - 1).to(tl.float32)
+            else:
+                u = (2 * _uniform(w) - 1) * EDGE
+                z = a + b * tl.clamp(libdevice.erfinv(u) * ROOT2, -2.0, 2.0)
+        z = z.to(P).to(tl.float32)
+
+        at = begin - behind + tl.arange(0, STEP)
+        inside = (at >= 0) & (at < n)
+        x = tl.load(x_ptr + at, inside).to(tl.float32)
+        tl.store(x_ptr + at, lerp(x, z, lam), inside)
+
+
+@triton.jit
+def _uniform(w):
+    return (w >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
+
+
+def pull_(
+    xs: list[Tensor], specs: list[Spec], starts: list[int], lam: float, dtype: torch.dtype
+) -> None:
+    """x: contiguous, elements start.. of the parameter of its spec. All of one kind, on one device
+    and of one dtype; dtype: which z0 is rounded to. Both in DTYPES."""
+    rows = tuple(
+        (x.numel(), address(x), start, spec.stream, spec.seed, _numbers(spec.init))
+        for x, spec, start in zip(xs, specs, starts, strict=True)
+    )
+    aligned = all(x % 16 == 0 and start % 4 == 0 for _, x, start, *_ in rows)
+    launch(
+        _pull, rows, xs, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
+        ALIGNED=aligned, EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi,
+        BLOCK=BLOCK, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+@cache
+def _numbers(i: Init) -> int:
+    """Two fp32 numbers in one: a, and what a random number is multiplied by."""
+    (both,) = struct.unpack(
+        "<q", struct.pack("<ff", i.a, i.b - i.a if i.kind == "uniform" else i.b)
+    )
+    return int(both)

@@ -1,0 +1,129 @@
+"""A method: one geometry, five coefficients, one centre. Every optimizer of the paper is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sodaopt import schedules
+from sodaopt._errors import unknown
+from sodaopt.geometry import Geometry
+from sodaopt.schedules import Coef, Number, Past
+
+CENTRES = ("origin", "init", "last")
+
+
+class Coefs(NamedTuple):
+    """The five numbers of one step."""
+
+    alpha: Number
+    alpha_bar: Number
+    lam: Number
+    lam_bar: Number
+    gamma: Number
+
+
+@dataclass(frozen=True)
+class Method:
+    """The slots of the template; `dataclasses.replace` is the way to vary one.
+
+        m     <- (1 - alpha) m + alpha g                  dual averaging
+        m_bar  = (1 - alpha_bar) m + alpha_bar g          optimism
+        z      = centre + argmin_u gamma <m_bar, u> + psi(u)
+        x     <- (1 - lam) x + lam z                      primal averaging
+        y     <- (1 - lam_bar) x + lam_bar z              where the next gradient is taken
+
+    A coefficient is a number or a function of (k, lr). The centre is "origin" (decoupled weight
+    decay), "init" (the initial weights: SODA) or "last" (the previous z: no decay).
+    """
+
+    geometry: Geometry
+    alpha: Coef = 1.0
+    alpha_bar: Coef = 0.0
+    lam: Coef = 1.0
+    lam_bar: Coef = 0.0
+    gamma: Coef = schedules.lr
+    centre: str = "last"
+    name: str = field(default="method", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.geometry, Geometry):
+            raise TypeError(
+                f"a method needs a geometry such as Ball(Sign()), got {self.geometry!r}"
+            )
+        if self.centre not in CENTRES:
+            raise ValueError(unknown("centre", self.centre, CENTRES))
+        for slot in Coefs._fields:
+            c = getattr(self, slot)
+            if not callable(c):
+                _check(slot, c, self.name)
+        schedules.check_memory(self._coefs())
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """What the coefficients remember, as it is before the first step."""
+        return {n: v for c in self._coefs() for n, v in schedules.start(c).items()}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        """The memory at step k, from the one at step k-1."""
+        return {n: v for c in self._coefs() for n, v in schedules.advance(c, past, k, lr).items()}
+
+    def coefs(self, k: Number, lr: Number, past: Past = schedules.NO_PAST) -> Coefs:
+        """The five numbers at step k; one that is out of range is an error that says so."""
+        values = Coefs(*(schedules.value(c, k, lr, past) for c in self._coefs()))
+        for slot, c in zip(Coefs._fields, values, strict=True):
+            _check(slot, c, self.name, f" at k = {k}, lr = {lr}")
+        return values
+
+    def _coefs(self) -> list[Coef]:
+        return [getattr(self, slot) for slot in Coefs._fields]
+
+    # What must be kept between steps. x = y where nothing is averaged or nothing extrapolated,
+    # and z is y where either is all of it.
+
+    @property
+    def keeps_m(self) -> bool:
+        return self.alpha != 1
+
+    @property
+    def keeps_x(self) -> bool:
+        return self.lam_bar != 0 and self.lam != 1
+
+    @property
+    def keeps_z(self) -> bool:
+        return self.centre == "last" and self.lam != 1 and self.lam_bar != 1
+
+    @property
+    def fused(self) -> bool:
+        """y <- (1-lam) y + lam centre + lam u is all there is."""
+        return not (self.keeps_x or self.keeps_z)
+
+    def __repr__(self) -> str:
+        slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]
+        return f"Method({self.name}: {', '.join(slots)})"
+
+
+ROWS: dict[str, Callable[..., Method]] = {}
+"""The zoo by name; `zoo` fills it."""
+
+
+def _show(v: Any) -> str:
+    return str(getattr(v, "__name__", None) or repr(v))
+
+
+def _check(slot: str, c: Number, name: str, where: str = "") -> None:
+    if isinstance(c, Tensor) and where:
+        return  # evaluated on the device: looking at it would stall that
+    if not isinstance(c, Real):
+        raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
+    c = float(c)
+    if slot == "gamma" and not c >= 0:
+        raise ValueError(f"{name}: gamma must not be negative, got {c}{where}")
+    if slot != "gamma" and not 0 <= c <= 1:
+        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and where else ""
+        raise ValueError(f"{name}: {slot} must be in [0, 1], got {c}{where}{fix}")

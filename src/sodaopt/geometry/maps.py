@@ -1,0 +1,308 @@
+"""The mirror map u = argmin_u gamma <m_bar, u> + psi(u), in the paper's sign: u points downhill.
+
+Three regularisers turn any norm into a map. D is the norm's unit ball, rho the layer's radius:
+
+    Ball    psi = indicator of gamma rho D      u = gamma rho lmo(m_bar)
+    Sharp   psi = 1/2 ||.||^2                   u = gamma rho^2 dual(m_bar) lmo(m_bar)
+    Clip    psi = both, on rho D                u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar)
+
+Diagonal, Kronecker and MultiNorm are maps of their own. A geometry is a value without memory. It
+declares in `state` the tensors it needs between steps, and the optimizer keeps them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sodaopt import schedules
+from sodaopt._errors import times
+from sodaopt.geometry.norms import Norm
+from sodaopt.geometry.scales import unit
+from sodaopt.geometry.views import Shape, View, matrix
+from sodaopt.schedules import Coef, Number
+
+State: TypeAlias = dict[str, Any]
+
+
+@dataclass
+class Context:
+    """The inputs of a map besides m_bar, for parameters that share k and lr.
+
+    shapes: the parameters' own shapes; a tensor of g or state may be one rank's shard.
+    g: the gradients.
+    state: each parameter's state, updated in place.
+    """
+
+    shapes: list[torch.Size]
+    g: list[Tensor]
+    k: Number
+    lr: Number
+    state: list[State]
+
+
+class Geometry:
+    """The interface of a map. All tensors of one call share k, lr and gamma.
+
+    homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
+    elementwise: each entry of u needs the same entry of its inputs only, so a shard is enough.
+    kernel: name of the fused kernel that computes the map: "diagonal", "sign" or "identity" (one
+    pass over memory), "polar" (one pass after the polar factors), or None for plain operations.
+    """
+
+    homogeneous: ClassVar[bool] = True
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    @property
+    def shapeless(self) -> bool:
+        """Whether a flattened piece of a parameter gives the same u as the whole."""
+        return False
+
+    @property
+    def kernel(self) -> str | None:
+        return None
+
+    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
+        """The factor of the kernel's direction for each parameter, its sign included."""
+        return [-gamma] * len(context.shapes)
+
+    def kernel_constants(self, k: int, lr: float) -> tuple[float, float]:
+        """The kernel's rate and eps."""
+        return 0.0, 0.0
+
+    def check(self, shape: Shape) -> None:
+        """Raise ValueError if a parameter of this shape cannot have this geometry."""
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        """Return the map's state for p before the first step."""
+        return {}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        """Return u for each m_bar in new tensors; context.state is updated in place."""
+        raise NotImplementedError
+
+
+def _check_memoryless(name: str, c: Coef) -> None:
+    if schedules.start(c):
+        raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
+
+
+@dataclass(frozen=True)
+class _NormMap(Geometry):
+    norm: Norm
+    radius: Coef = 1.0
+
+    @property
+    def shapeless(self) -> bool:
+        return self.elementwise and self.norm.scale is unit
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.norm, Norm):
+            raise TypeError(f"{type(self).__name__} needs a Norm such as Sign(), got {self.norm!r}")
+        if not callable(self.radius) and not self.radius > 0:
+            raise ValueError(f"the radius must be positive, got {self.radius}")
+        _check_memoryless("radius", self.radius)
+
+    def check(self, shape: Shape) -> None:
+        try:
+            self.norm.view(shape)
+        except ValueError as e:
+            raise ValueError(f"{type(self.norm).__name__} {e}") from None
+
+    def widths(self, context: Context) -> list[Number]:
+        """rho times the norm's width factor, for each parameter."""
+        rho = schedules.value(self.radius, context.k, context.lr)
+        widths = {shape: rho * self.norm.width(shape) for shape in set(context.shapes)}
+        return [widths[shape] for shape in context.shapes]
+
+    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill w with the norm's initialisation at this radius."""
+        with torch.no_grad():
+            return self.norm.init_(w, generator).mul_(schedules.value(self.radius, 0, 0.0))
+
+
+@dataclass(frozen=True)
+class Ball(_NormMap):
+    """u = gamma rho lmo(m_bar)."""
+
+    @property
+    def elementwise(self) -> bool:
+        return self.norm.elementwise
+
+    @property
+    def kernel(self) -> str | None:
+        return self.norm.ball_kernel
+
+    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
+        return [-gamma * c for c in self.widths(context)]
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = self.norm.units(m_bar)
+        torch._foreach_mul_(u, [gamma * c for c in self.widths(context)])
+        return u
+
+
+@dataclass(frozen=True)
+class Sharp(_NormMap):
+    """u = gamma rho^2 dual(m_bar) lmo(m_bar)."""
+
+    @property
+    def elementwise(self) -> bool:
+        return self.norm.sharp_kernel is not None
+
+    @property
+    def kernel(self) -> str | None:
+        return self.norm.sharp_kernel
+
+    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
+        return [-gamma * c * c for c in self.widths(context)]
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = self.norm.sharps(m_bar)
+        torch._foreach_mul_(u, [gamma * c * c for c in self.widths(context)])
+        return u
+
+
+@dataclass(frozen=True)
+class Clip(_NormMap):
+    """u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar). Not homogeneous in gamma."""
+
+    homogeneous: ClassVar[bool] = False
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = self.norm.units(m_bar)
+        for d, u_, c in zip(m_bar, u, self.widths(context), strict=True):
+            dual = -(d * u_).sum(self.norm.view(d.shape).dims, keepdim=True)
+            u_.mul_((dual * (gamma * c)).clamp(max=1.0) * c)
+        return u
+
+
+@dataclass(frozen=True)
+class Diagonal(Geometry):
+    """psi = 1/2 <u, diag(sqrt(v)+eps) u>: v <- lerp(v, g^2, rate), u = -gamma m_bar/(sqrt(v)+eps).
+
+    rate = 1-beta2 is the plain average, schedules.debias(beta2) Adam's corrected one. v includes
+    the current gradient.
+    """
+
+    rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_memoryless("rate", self.rate)
+        if not callable(self.rate) and not 0 <= self.rate <= 1:
+            raise ValueError(f"the rate must be in [0, 1], got {self.rate}")
+        if not self.eps >= 0:
+            raise ValueError(f"eps must not be negative, got {self.eps}")
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
+    @property
+    def shapeless(self) -> bool:
+        return True
+
+    @property
+    def kernel(self) -> str | None:
+        return "diagonal"
+
+    def kernel_constants(self, k: int, lr: float) -> tuple[float, float]:
+        return float(schedules.value(self.rate, k, lr)), self.eps
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        return {"v": torch.zeros_like(p, dtype=dtype)}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        v = [s["v"] for s in context.state]
+        rate = schedules.value(self.rate, context.k, context.lr)
+        torch._foreach_mul_(v, 1 - rate)
+        torch._foreach_addcmul_(v, context.g, context.g, value=rate)
+        H = list(torch._foreach_sqrt(v))
+        torch._foreach_add_(H, self.eps)
+        u = list(torch._foreach_div(m_bar, H))
+        torch._foreach_mul_(u, -gamma)
+        return u
+
+
+@dataclass(frozen=True)
+class Kronecker(Geometry):
+    """Shampoo: L += G G^T, R += G^T G, u = -gamma L^(-1/4) m_bar R^(-1/4), from L = R = eps I.
+
+    The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
+    in float64, so it is for small matrices.
+    """
+
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
+
+    def check(self, shape: Shape) -> None:
+        if len(shape) != 2:
+            raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        def eye(n: int) -> Tensor:
+            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
+
+        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = []
+        for d, G, s in zip(m_bar, context.g, context.state, strict=True):
+            s["L"].add_(G @ G.mT)
+            s["R"].add_(G.mT @ G)
+            d4 = self._root(s["L"]) @ d.double() @ self._root(s["R"])
+            u.append(d4.mul_(-gamma).to(d.dtype))
+        return u
+
+    def _root(self, A: Tensor) -> Tensor:
+        """A^(-1/4). Rounding may push a zero eigenvalue below eps, so it is clamped there."""
+        if not A.isfinite().all():
+            return torch.full_like(A, torch.nan, dtype=torch.float64)
+        w, Q = torch.linalg.eigh(A.double())
+        root: Tensor = (Q * w.clamp(min=self.eps).pow(-0.25)) @ Q.mT
+        return root
+
+
+@dataclass(frozen=True)
+class MultiNorm(Geometry):
+    """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times; u = -gamma X.
+
+    RMS(X) is 1, so gamma is a radius. It has no state and no dual norm, hence no sharp or clip.
+    """
+
+    iterations: int = 5
+    view: View = matrix
+
+    def __post_init__(self) -> None:
+        if not self.iterations >= 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+
+    def check(self, shape: Shape) -> None:
+        try:
+            self.view(shape)
+        except ValueError as e:
+            raise ValueError(f"MultiNorm {e}") from None
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = []
+        for d in m_bar:
+            f = self.view(d.shape)
+            X = f.fold(d)
+            for _ in range(self.iterations):
+                for dim in (-1, -2):
+                    length = X.norm(dim=dim, keepdim=True)
+                    length = length.clamp(min=1e-8) + length * 0  # an overflow gives NaN, not zero
+                    X = X * (math.sqrt(X.shape[dim]) / length)
+            u.append(f.unfold(X, d.shape) * -gamma)
+        return u

@@ -1,0 +1,238 @@
+"""Norms of a parameter, with their linear minimisation oracle (lmo), dual norm and init.
+
+A view says how the parameter is a batch of matrices, and a scale gives the width factor. The lmo is
+the minimiser, so <d, lmo(d)> = -dual(d).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sodaopt.geometry.polar import KELLER, Polar, raw
+from sodaopt.geometry.scales import Scale, dense, unit
+from sodaopt.geometry.views import Shape, View, elements, matrix, whole
+
+
+def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
+    """Draw fp32 normals on the host, independently of torch's default dtype and device."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of each matrix X (o x i) of a parameter.
+
+    A new norm writes `factor`, `minimiser` and `size`. In a stack of matrices each one is its own
+    layer: dual(d) and norm(x) have one entry a matrix.
+
+    elementwise: each entry of the lmo depends on the same entry of its argument only.
+    ball_kernel, sharp_kernel: the name of the fused kernel for Ball and for Sharp of this norm (see
+    `Geometry.kernel`), or None.
+    """
+
+    scale: Scale = dense
+    view: View = matrix
+    elementwise: ClassVar[bool] = False
+    ball_kernel: ClassVar[str | None] = None
+    sharp_kernel: ClassVar[str | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "view"):
+            if not callable(getattr(self, name)):
+                got = getattr(self, name)
+                raise TypeError(f"{name} is a function, such as geometry.{got}, got {got!r}")
+
+    def factor(self, o: int, i: int) -> float:
+        """The paper's width factor of the lmo."""
+        raise NotImplementedError
+
+    def minimiser(self, X: Tensor) -> Tensor:
+        """argmin <X, U> over the unit ball, for a batch (n, o, i); zero if X is zero."""
+        raise NotImplementedError
+
+    def size(self, X: Tensor) -> Tensor:
+        """The norm before scaling, for a batch (n, o, i) -> (n,)."""
+        raise NotImplementedError
+
+    def lmo(self, d: Tensor) -> Tensor:
+        """argmin <d, x> over the unit ball, so <d, lmo(d)> = -dual(d)."""
+        return self.units([d])[0] * self.width(d.shape)
+
+    def dual(self, d: Tensor) -> Tensor:
+        """The dual norm."""
+        return -(d * self.lmo(d)).sum(self.view(d.shape).dims)
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The norm; if a view cuts one matrix into blocks, the largest of theirs."""
+        f = self.view(x.shape)
+        size: Tensor = self.size(f.fold(x)) / self.width(x.shape)
+        stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
+        return size.reshape(*stack, -1).amax(-1)
+
+    @torch.no_grad()
+    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill w with a random point of norm 1: an extreme point of the unit ball."""
+        return w.copy_(self.lmo(gaussian(w.shape, generator)))
+
+    def width(self, shape: Shape) -> float:
+        """The width factor for a parameter of this shape."""
+        return self.scale(self.factor, self.view(shape))
+
+    def units(self, ds: list[Tensor]) -> list[Tensor]:
+        """The lmo of each d before scaling."""
+        return self.batched(self.minimiser, ds)
+
+    def batched(self, map_: Callable[[Tensor], Tensor], ds: list[Tensor]) -> list[Tensor]:
+        """Apply map_ to each d, with all matrices of one shape in one batch."""
+        out: list[Tensor] = list(ds)
+        frames = {shape: self.view(shape) for shape in {d.shape for d in ds}}
+        buckets: dict[object, list[int]] = {}
+        for j, d in enumerate(ds):
+            f = frames[d.shape]
+            buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
+        for members in buckets.values():
+            X = [frames[ds[j].shape].fold(ds[j]) for j in members]
+            U = map_(torch.cat(X) if len(X) > 1 else X[0])
+            for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
+                out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
+        return out
+
+    def sharps(self, ds: list[Tensor]) -> list[Tensor]:
+        """dual(d) lmo(d) of each d before scaling (the width factor enters squared)."""
+        return [
+            u * -(d * u).sum(self.view(d.shape).dims, keepdim=True)
+            for d, u in zip(ds, self.units(ds), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Sign(Norm):
+    """max |x|; lmo = -sign. A parameter that is not a matrix has factor 1."""
+
+    view: View = elements
+    elementwise: ClassVar[bool] = True
+    ball_kernel: ClassVar[str | None] = "sign"
+
+    def factor(self, o: int, i: int) -> float:
+        return 1 / i
+
+    def minimiser(self, X: Tensor) -> Tensor:
+        return self.units([X])[0]
+
+    def size(self, X: Tensor) -> Tensor:
+        return X.abs().amax((-2, -1))
+
+    def units(self, ds: list[Tensor]) -> list[Tensor]:
+        u = list(torch._foreach_sign(ds))
+        # torch's sign(NaN) is 0 and sign(inf) is 1: adding 0 d keeps both visible
+        torch._foreach_add_(u, ds, alpha=0)
+        torch._foreach_neg_(u)
+        return u
+
+
+@dataclass(frozen=True)
+class Spectral(Norm):
+    """The largest singular value; lmo = -U V^T by the polar backend (a polynomial by default)."""
+
+    polar: Polar = KELLER
+    ball_kernel: ClassVar[str | None] = "polar"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.polar):
+            raise TypeError(f"polar is a backend such as polar.EXACT, got {self.polar!r}")
+
+    def factor(self, o: int, i: int) -> float:
+        return math.sqrt(o / i)
+
+    def minimiser(self, X: Tensor) -> Tensor:
+        return -self.polar(X)
+
+    def size(self, X: Tensor) -> Tensor:
+        s: Tensor = torch.linalg.matrix_norm(X, ord=2)
+        return s
+
+    def polar_factors(self, ds: list[Tensor]) -> list[Tensor]:
+        """-lmo of each d before scaling, in the polar backend's own dtype, contiguous."""
+        return [u.contiguous() for u in self.batched(lambda X: raw(self.polar, X), ds)]
+
+    @torch.no_grad()
+    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill w with a semi-orthogonal matrix, by QR: a polynomial would spread the values."""
+        d = gaussian(w.shape, generator)
+        f = self.view(w.shape)
+        wide = f.o < f.i * f.taps
+        Q = torch.linalg.qr(f.fold(d).mT if wide else f.fold(d)).Q
+        return w.copy_(f.unfold(Q.mT if wide else Q, w.shape) * self.width(w.shape))
+
+
+@dataclass(frozen=True)
+class _Lengths(Norm):
+    """The largest Euclidean length among the slices of X along `along`; lmo makes each one 1."""
+
+    along: ClassVar[tuple[int, ...]] = (-2, -1)
+
+    def minimiser(self, X: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
+        # 0/0 gives 0, an underflowed length cannot explode, an overflowed one (inf) becomes NaN
+        return X / -(length.clamp(min=1e-15) + length * 0)
+
+    def size(self, X: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
+        return length.amax((-2, -1))
+
+
+@dataclass(frozen=True)
+class ColNorm(_Lengths):
+    """The longest column."""
+
+    along: ClassVar[tuple[int, ...]] = (-2,)
+
+    def factor(self, o: int, i: int) -> float:
+        return math.sqrt(o) / i
+
+
+@dataclass(frozen=True)
+class RowNorm(_Lengths):
+    """The longest row."""
+
+    along: ClassVar[tuple[int, ...]] = (-1,)
+
+    def factor(self, o: int, i: int) -> float:
+        return 1 / math.sqrt(i)
+
+
+@dataclass(frozen=True)
+class Euclidean(_Lengths):
+    """The Euclidean length of the whole parameter. Sharp(Euclidean()) is gradient descent."""
+
+    scale: Scale = unit
+    view: View = whole
+    sharp_kernel: ClassVar[str | None] = "identity"
+
+    def factor(self, o: int, i: int) -> float:
+        return 1.0
+
+    def sharps(self, ds: list[Tensor]) -> list[Tensor]:
+        return list(torch._foreach_neg(ds))
+
+
+@dataclass(frozen=True)
+class BiasRMS(_Lengths):
+    """Root mean square of a vector (Scion's norm for biases and gains); lmo = -d/RMS(d)."""
+
+    view: View = whole
+
+    def factor(self, o: int, i: int) -> float:
+        return math.sqrt(o * i)
+
+    @torch.no_grad()
+    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Fill w with zeros, as Scion starts its biases."""
+        return w.zero_()

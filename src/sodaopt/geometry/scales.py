@@ -1,0 +1,48 @@
+"""Scales: the width factors of a norm's ball, as named functions of the shape.
+
+A scale takes the norm's own factor (a function of d_out and d_in) and the frame of the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+from sodaopt.geometry.views import Frame
+
+Factor: TypeAlias = Callable[[int, int], float]
+Scale: TypeAlias = Callable[[Factor, Frame], float]
+
+
+def dense(factor: Factor, f: Frame) -> float:
+    """The paper's factor for hidden, last and image-input layers; for a kernel, divided by taps."""
+    return factor(f.o, f.i) / f.taps
+
+
+def one_hot(factor: Factor, f: Frame) -> float:
+    """The paper's factor for a one-hot (token) first layer: the same formula with d_in = 1."""
+    return factor(f.o, 1) / f.taps
+
+
+def unit(factor: Factor, f: Frame) -> float:
+    """1: the plain norm (Lion, Signum, SSD)."""
+    return 1.0
+
+
+def original(factor: Factor, f: Frame) -> float:
+    """sqrt(max(1, d_out/d_in)): Muon as first published, torch's "original"."""
+    return math.sqrt(max(1.0, f.o / (f.i * f.taps)))
+
+
+def rms(factor: Factor, f: Frame) -> float:
+    """sqrt(max(d_out, d_in)): an orthogonal update of unit RMS, the paper's Muon baseline."""
+    return math.sqrt(max(f.o, f.i * f.taps))
+
+
+def adamw(factor: Factor, f: Frame) -> float:
+    """0.2 sqrt(max(d_out, d_in)): Moonlight, torch's "match_rms_adamw"."""
+    return 0.2 * rms(factor, f)
+
+
+SCALES: dict[str, Scale] = {s.__name__: s for s in (dense, one_hot, unit, original, rms, adamw)}

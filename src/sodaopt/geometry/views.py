@@ -1,0 +1,143 @@
+"""Views: how a parameter is a batch of matrices.
+
+A view is a function from a shape to a `Frame`. The plain ones are functions. The parametrised ones
+(`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. If a view cuts one
+parameter into several matrices, the parameter's norm is the largest of their norms, and its dual
+norm is the sum of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from sodaopt._errors import times
+
+__all__ = [
+    "Frame", "Shape", "View", "conv", "deconv", "elements", "grouped", "label", "matrix", "split",
+    "transposed", "whole",
+]  # fmt: skip
+
+Shape: TypeAlias = Sequence[int]
+
+
+class Frame(NamedTuple):
+    """n matrices of o rows and i columns, each entry `taps` kernel positions wide.
+
+    dims: the dimensions of the parameter that one matrix spans.
+    flipped: the matrices are stored transposed.
+    """
+
+    n: int
+    o: int
+    i: int
+    dims: tuple[int, ...]
+    taps: int = 1
+    flipped: bool = False
+
+    def fold(self, d: Tensor) -> Tensor:
+        """Return the parameter as a batch (n, o, i * taps)."""
+        if self.flipped:
+            return d.reshape(self.n, self.i, self.o).mT
+        return d.reshape(self.n, self.o, self.i * self.taps)
+
+    def unfold(self, X: Tensor, shape: Shape) -> Tensor:
+        """Return a batch (n, o, i * taps) in the parameter's own shape."""
+        return (X.mT if self.flipped else X).reshape(tuple(shape))
+
+
+View: TypeAlias = Callable[[Shape], Frame]
+
+
+def matrix(shape: Shape) -> Frame:
+    """(d_out, d_in) of a linear layer, or a stack (experts, d_out, d_in)."""
+    if len(shape) not in (2, 3):
+        raise ValueError(
+            f"needs a matrix (or a 3-D stack of them), not a parameter of shape {times(shape)}; "
+            "give vectors and scalars a Sign, BiasRMS or Diagonal geometry, kernels view=conv"
+        )
+    n = shape[0] if len(shape) == 3 else 1
+    return Frame(n, shape[-2], shape[-1], (len(shape) - 2, len(shape) - 1))
+
+
+def transposed(shape: Shape) -> Frame:
+    """A matrix stored transposed: nn.Embedding (vocab, d), GPT-2's Conv1D (d_in, d_out)."""
+    n, i, o, dims, *_ = matrix(shape)
+    return Frame(n, o, i, dims, flipped=True)
+
+
+def conv(shape: Shape) -> Frame:
+    """A convolution kernel (d_out, d_in, k...) as one matrix of d_out rows."""
+    if len(shape) < 3:
+        raise ValueError(f"view=conv needs a kernel (out, in, k...), not shape {times(shape)}")
+    return Frame(1, shape[0], shape[1], tuple(range(len(shape))), math.prod(shape[2:]))
+
+
+def deconv(shape: Shape) -> Frame:
+    """A transposed convolution's kernel (d_in, d_out, k...): the matrix from d_in to d_out k..."""
+    return Frame(1, math.prod(shape[1:]), shape[0], tuple(range(len(shape))), flipped=True)
+
+
+def whole(shape: Shape) -> Frame:
+    """Any parameter as one long vector."""
+    return Frame(1, math.prod(shape), 1, tuple(range(len(shape))))
+
+
+def elements(shape: Shape) -> Frame:
+    """Matrices as matrices, everything else as a vector: for maps that act on each entry."""
+    return matrix(shape) if len(shape) in (2, 3) else whole(shape)
+
+
+class _Columns(Frame):
+    """Blocks side by side in a parameter that is stored transposed: (stack, i, blocks, o)."""
+
+    def fold(self, d: Tensor) -> Tensor:
+        stack = d.shape[0] if d.ndim == 3 else 1
+        blocks = d.reshape(stack, self.i, self.n // stack, self.o)
+        return blocks.permute(0, 2, 3, 1).reshape(self.n, self.o, self.i)
+
+    def unfold(self, X: Tensor, shape: Shape) -> Tensor:
+        stack = shape[0] if len(shape) == 3 else 1
+        blocks = X.reshape(stack, self.n // stack, self.o, self.i)
+        return blocks.permute(0, 3, 1, 2).reshape(tuple(shape))
+
+
+@dataclass(frozen=True)
+class split:
+    """A fused layer as n equal blocks of outputs, one after the other: split(3) for QKV."""
+
+    n: int
+    of: View = matrix
+
+    def __call__(self, shape: Shape) -> Frame:
+        f = self.of(shape)
+        if self.n < 1 or f.o % self.n or f.taps != 1:
+            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks")
+        cut = _Columns if f.flipped else Frame
+        return cut(f.n * self.n, f.o // self.n, f.i, f.dims, flipped=f.flipped)
+
+    def __repr__(self) -> str:
+        return f"split({self.n})" if self.of is matrix else f"split({self.n}, {label(self.of)})"
+
+
+@dataclass(frozen=True)
+class grouped:
+    """The kernel of a convolution with n groups: each group is a matrix."""
+
+    n: int
+
+    def __call__(self, shape: Shape) -> Frame:
+        f = conv(shape)
+        return f._replace(n=self.n, o=f.o // self.n)
+
+    def __repr__(self) -> str:
+        return f"grouped({self.n})"
+
+
+def label(view: View) -> str:
+    """The name of a view, as a table shows it."""
+    return getattr(view, "__name__", None) or repr(view)

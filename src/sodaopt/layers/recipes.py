@@ -1,0 +1,104 @@
+"""Recipes: how each role is trained, as data. A new one is a dict; `soda` anchors any of them.
+
+A role without a rule of its own follows its PARENT's, and then the rule for "rest".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from sodaopt import geometry, zoo
+from sodaopt._errors import unknown
+from sodaopt.core.method import Method
+from sodaopt.geometry import BiasRMS, Norm, Sign, Spectral
+from sodaopt.layers.roles import MATRICES, PARENT, ROLES
+
+
+class Rule(NamedTuple):
+    """How a role is trained. A radius replaces the one in the method's geometry."""
+
+    method: Method
+    radius: float | None = None
+    lr_factor: float = 1.0
+
+
+Recipe: TypeAlias = Mapping[str, Rule | Method | tuple[Any, ...]]
+
+
+def _layerwise(row: Callable[[Norm], Method]) -> dict[str, Rule]:
+    """Sign -> Spectral -> Sign and BiasRMS for vectors, with the paper's radii.
+
+    The paper has no radius for a first layer of its own ("-": its embedding is tied). Scion's
+    code has 1 there, and the hidden layers' radius for vectors.
+    """
+    return {
+        "embedding": Rule(row(Sign(geometry.one_hot)), 1.0),
+        "hidden": Rule(row(Spectral(geometry.dense)), 50.0),
+        "head": Rule(row(Sign(geometry.dense)), 3000.0),
+        "vector": Rule(row(BiasRMS()), 50.0),
+    }
+
+
+BETAS = (0.9, 0.95)
+RECIPES: dict[str, Recipe] = {
+    "soda_dagger": _layerwise(zoo.soda_dagger),
+    "scion": _layerwise(zoo.scion),
+    "uscion": _layerwise(zoo.uscion),
+    "muon": {
+        "hidden": Rule(zoo.muon(scale=geometry.rms)),
+        "rest": Rule(zoo.adam(BETAS), lr_factor=10.0),
+    },
+    "adam": {"rest": Rule(zoo.adam(BETAS))},
+    "adamw": {"vector": Rule(zoo.adam(BETAS)), "rest": Rule(zoo.adamw(BETAS))},
+    "lion": {"rest": Rule(zoo.lion())},
+}
+UNDECAYED = {"scion": "uscion", "adamw": "adam"}
+"""The recipe without its pull to the origin, which soda() replaces by one to the start."""
+
+
+def soda(recipe: str | Recipe, only: tuple[str, ...] = MATRICES) -> dict[str, Rule]:
+    """The anchored form of a recipe, for the hidden layers as in the paper.
+
+    only=tuple(ROLES) anchors every layer. A named recipe loses its weight decay first.
+    """
+    base = rules(UNDECAYED.get(recipe, recipe) if isinstance(recipe, str) else recipe)
+    anchored = {
+        role: rule._replace(method=zoo.soda(rule.method))
+        for role in only
+        if (rule := rule_of(base, role)) is not None
+    }
+    return base | anchored
+
+
+def rules(recipe: str | Recipe) -> dict[str, Rule]:
+    """A recipe by name, such as "muon" or "soda(muon)", or as a dict, checked."""
+    if isinstance(recipe, str):
+        if anchored := re.fullmatch(r"soda\((.+)\)", recipe):
+            return soda(anchored[1])
+        if recipe not in RECIPES:
+            known = [*RECIPES, *(f"soda({name})" for name in RECIPES if name != "soda_dagger")]
+            raise ValueError(unknown("recipe", recipe, known))
+        recipe = RECIPES[recipe]
+    for role in recipe:
+        if role not in (*ROLES, "rest"):
+            raise ValueError(unknown("role", role, [*ROLES, "rest"]))
+    return {role: _as_rule(role, value) for role, value in recipe.items()}
+
+
+def _as_rule(role: str, value: Any) -> Rule:
+    rule = Rule(*value) if isinstance(value, tuple) else Rule(value)
+    if not isinstance(rule.method, Method):
+        raise TypeError(
+            f"{role!r}: a rule is a Method such as zoo.muon(), or (Method, radius, lr factor) "
+            f"with None for the method's own radius, got {value!r}"
+        )
+    return rule
+
+
+def rule_of(recipe: Mapping[str, Rule], role: str) -> Rule | None:
+    for name in (role, PARENT.get(role, role), "rest"):
+        if name in recipe:
+            return recipe[name]
+    return None

@@ -1,0 +1,107 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from sodaopt._errors import times
+from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
+from sodaopt.geometry.views import elements, label, matrix, whole
+
+HEAD = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
+RIGHT = (1, 6, 7, 8)  # columns of numbers
+
+
+def geometry_label(g: Geometry) -> str:
+    """Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
+    norm = getattr(g, "norm", None)
+    if isinstance(norm, Norm):
+        name = type(norm).__name__
+        how = [] if isinstance(norm, BiasRMS) else [norm.scale.__name__]
+        if norm.view not in (matrix, elements, whole):
+            how.append(label(norm.view))
+        text = f"{name}({', '.join(how)})" if how else name
+        return text if isinstance(g, Ball) else f"{type(g).__name__} {text}"
+    if isinstance(g, MultiNorm) and g.view is not matrix:
+        return f"MultiNorm({label(g.view)})"
+    return type(g).__name__
+
+
+def render(title: str, rows: Sequence[Any], notes: Sequence[str], full: bool) -> str:
+    lines = [_line([row]) for row in rows] if full else [_line(like) for like in _alike(rows)]
+    widths = [max(len(line[j]) for line in (HEAD, *lines)) for j in range(len(HEAD))]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    body = [_aligned(line, widths) for line in (HEAD, *lines)]
+    return "\n".join([title, body[0], rule, *body[1:], rule, _total(rows), *notes])
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    cells = zip(line, widths, strict=True)
+    text = (c.rjust(w) if j in RIGHT else c.ljust(w) for j, (c, w) in enumerate(cells))
+    return "  ".join(text).rstrip()
+
+
+def _line(rows: Sequence[Any]) -> tuple[str, ...]:
+    """One line for parameters that differ by the numbers in their names alone."""
+    row = rows[0]
+    return (
+        _merged([r.name for r in rows]),
+        f"x{len(rows)}" if len(rows) > 1 else "",
+        times(row.shape),
+        row.role,
+        row.method.name if row.method else "",
+        row.geometry,
+        _number(row.radius),
+        _number(row.lr_factor),
+        size(sum(r.state_bytes for r in rows)),
+    )
+
+
+def _alike(rows: Sequence[Any]) -> list[list[Any]]:
+    """Rows that show the same but for the numbers in their names, at the first one's place."""
+    found: dict[object, list[Any]] = {}
+    for row in rows:
+        parts = tuple("#" if k.isdigit() else k for k in row.name.split("."))
+        shown = (row.shape, row.role, row.method, row.lr_factor)
+        found.setdefault((parts, shown), []).append(row)
+    return list(found.values())
+
+
+def _merged(names: Sequence[str]) -> str:
+    """h.0.w, h.1.w, h.2.w -> h.0-2.w"""
+    columns = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(_span(list(dict.fromkeys(column))) for column in columns)
+
+
+def _span(parts: list[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    numbers = sorted(map(int, parts))
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ends = [[n for _, n in run] for _, run in runs]
+    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)
+    return text if len(text) <= 12 else "*"
+
+
+def _total(rows: Iterable[Any]) -> str:
+    rows = list(rows)
+    count = {r.name: math.prod(r.shape) for r in rows}
+    frozen = sum(count[r.name] for r in rows if r.method is None)
+    text = f"{len(rows)} parameters, {sum(count.values()):,} numbers"
+    text += f" ({frozen:,} of them frozen)" if frozen else ""
+    return f"{text}, {size(sum(r.state_bytes for r in rows))} of state"
+
+
+def _number(x: Any) -> str:
+    return "" if x is None else "schedule" if callable(x) else f"{x:g}"
+
+
+def size(n: float) -> str:
+    """Bytes as people write them; nothing for none."""
+    if n < 1000:
+        return f"{n:.0f} B" if n else ""
+    power = 1 + (n >= 999.5e3) + (n >= 999.5e6) + (n >= 999.5e9)
+    return f"{n / 1000**power:.3g} {('', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -1,0 +1,434 @@
+"""On a GPU: the same trajectories, exact resume, seeds and rounding with the CPU's bits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from sodaopt import SODA, Method, SODAWrapper, anchors, init, rounding, zoo
+from sodaopt import backends as kernels
+from sodaopt.anchors import pull as pulling
+from sodaopt.core import onepass
+from sodaopt.core import update as lines
+from sodaopt.geometry import Ball, Spectral, transposed
+from sodaopt.geometry import polar as msign
+from sodaopt.lab.execution import Execution
+from sodaopt.lab.job import Job
+from sodaopt.lab.train import train
+from tests.support.tables import FEW, METHODS, network
+from tests.support.wrapped import z0_file
+from tests.wrappers.test_wrapper import MAKERS, check_rounded_once
+
+pytestmark = pytest.mark.gpu
+few = pytest.mark.parametrize("method", FEW.values(), ids=FEW)
+
+
+def on_gpu(weights: list[Parameter]) -> list[Parameter]:
+    return [Parameter(w.detach().cuda()) for w in weights]
+
+
+def feed(opt: Any, weights: list[Parameter], steps: range) -> None:
+    for k in steps:
+        for w in weights:
+            rng = torch.Generator().manual_seed(k)
+            g = torch.randn(w.shape, generator=rng, dtype=torch.float64)
+            w.grad = g.to(w.device, w.dtype)
+        opt.step()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_equals_the_cpu(method: Method) -> None:
+    """In float64, where Newton-Schulz is not in bf16."""
+    a, b = network(), on_gpu(network())
+    feed(SODA(a, 0.03, method), a, range(8))
+    feed(SODA(b, 0.03, method), b, range(8))
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u.detach(), v.detach().cpu(), rtol=1e-10, atol=1e-10)
+
+
+@few
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_resume_is_bitwise(method: Method, dtype: torch.dtype) -> None:
+    there, back = on_gpu(network(dtype)), on_gpu(network(dtype))
+    one, two = SODA(there, 0.03, method), SODA(back, 0.03, method)
+    feed(one, there, range(6))
+    saved = copy.deepcopy((one.state_dict(), [w.detach().clone() for w in there]))
+    feed(one, there, range(6, 10))
+    two.load_state_dict(saved[0])
+    for w, v in zip(back, saved[1], strict=True):
+        w.data.copy_(v)
+    feed(two, back, range(6, 10))
+    assert all(torch.equal(u, v) for u, v in zip(there, back, strict=True))
+
+
+@pytest.mark.parametrize("anchor", ["clone", "bf16", "cpu", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_anchors(anchor: str, dtype: torch.dtype) -> None:
+    a, b = on_gpu(network(dtype)), on_gpu(network(dtype))
+    if anchor == "bf16":
+        for w in (*a, *b):
+            w.data.copy_(w.data.bfloat16())
+
+    def wrapped(ws: list[Parameter], anchor: str) -> SODAWrapper:
+        return SODAWrapper(torch.optim.AdamW(ws, 0.01, weight_decay=0, fused=True), anchor=anchor)
+
+    one, two = wrapped(a, anchor), wrapped(b, "clone")
+    feed(one, a, range(20))
+    feed(two, b, range(20))
+    assert all(torch.equal(u, v) for u, v in zip(a, b, strict=True))
+    z0 = one.state[a[0]]["soda_z0"]
+    assert z0.is_cuda == (anchor != "cpu")
+    if anchor == "cpu":
+        assert z0.is_pinned()
+
+
+FAR: dict[str, Any] = {
+    "bf16": lambda net, seeds: "bf16",
+    "cpu": lambda net, seeds: "cpu",
+    "constant, else cpu": lambda net, seeds: anchors.Constant(anchors.Host()),
+    "file": lambda net, seeds: anchors.FromFile(z0_file(net), net),
+    "seed": lambda net, seeds: seeds,
+}
+
+
+def layers(dtype: torch.dtype, width: int) -> tuple[nn.Module, init.Seeds]:
+    """Of many sizes, one stored in another order, with weights that bf16 has."""
+    net = nn.Sequential(
+        nn.Linear(width, width), nn.Conv2d(8, 16, 3), nn.Linear(width, 4 * width),
+        *(nn.Linear(k, 3) for k in range(1, 9)), nn.LayerNorm(width),
+    )  # fmt: skip
+    net = net.to("cuda", dtype).to(memory_format=torch.channels_last)
+
+    def rules(path: str, module: nn.Module) -> init.Rules:
+        return {n: init.sign(0.25) for n, _ in module.named_parameters(recurse=False)}
+
+    return net, init.seeded_(net, rules=rules)
+
+
+@pytest.mark.parametrize("size", [100, 1 << 12, 1 << 24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FAR)
+def test_far_anchors_in_buckets(
+    name: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they are cut, and with the host far ahead of the device, they are a clone."""
+    if name == "file":
+        pytest.importorskip("safetensors")
+    monkeypatch.setitem(pulling.BUCKETS, "cuda", size)
+    (a, seeds), (b, _) = layers(dtype, 64), layers(dtype, 64)
+    one, two = (
+        SODAWrapper(torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0), anchor=anchor)
+        for net, anchor in ((a, FAR[name](a, seeds)), (b, "clone"))
+    )
+    busy = torch.randn(4096, 4096, device="cuda")
+    for k in range(10):
+        for p in a.parameters():
+            p.grad = torch.full_like(p, 0.1 * (k - 4))
+        for _ in range(3):
+            busy = busy @ busy
+            busy /= busy.norm()
+        one.step()
+    for k in range(10):
+        for q in b.parameters():
+            q.grad = torch.full_like(q, 0.1 * (k - 4))
+        two.step()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_far_anchors_take_no_second_copy(name: str) -> None:
+    if name == "file":
+        pytest.importorskip("safetensors")
+    net = nn.Linear(8192, 8192, bias=False, device="cuda")  # 268 MB
+    opt = SODAWrapper(
+        torch.optim.SGD(net.parameters(), 0.01), anchor=FAR[name](net, init.seeded_(net))
+    )
+    net.weight.grad = torch.ones_like(net.weight)
+    opt.step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        opt.step()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra < net.weight.nbytes * (1.0 if name == "seed" else 0.5)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "sign", "constant"])
+def test_seeds_are_the_cpus_bits(kind: str) -> None:
+    spec = init.Spec("w", init.Init(kind, -0.3, 0.4), 5, (100_000,))
+    cpu, gpu = (spec.values(17, 100_000, torch.device(d)) for d in ("cpu", "cuda"))
+    assert torch.equal(cpu, gpu.cpu())
+
+
+@pytest.mark.parametrize("lam", [1e-3, 1 / 3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("start", [0, 1, 2, 3, (1 << 33) + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["uniform", "sign", "normal", "truncated"])
+def test_seeds_in_registers(kind: str, dtype: torch.dtype, start: int, lam: float) -> None:
+    """The kernel has the bits of plain torch operations, for every start and tail."""
+    from sodaopt.backends.triton import seeded
+
+    spec = init.Spec("w", init.Init(kind, -0.3, 0.4), (1 << 63) + 5, (1 << 34,))
+    torch.manual_seed(0)
+    for n in (1, 5, 2047, 2048, 2051, 100_003):
+        z0 = spec.values(start, start + n, torch.device("cuda")).to(dtype)
+        for x in (torch.randn(n, device="cuda"), torch.randn(n, device="cuda").to(dtype)):
+            expected = x.lerp(z0.to(x.dtype), lam)
+            cut = n // 3  # two tensors in one launch, the second of them aligned to nothing
+            seeded.pull_([x[:cut], x[cut:]], [spec] * 2, [start, start + cut], lam, dtype)
+            assert torch.equal(x, expected), (n, x.dtype)
+
+
+@pytest.mark.parametrize("lam", [1e-3, 1 / 3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_pull_toward_16_bits(dtype: torch.dtype, offset: int, lam: float) -> None:
+    from sodaopt.backends.triton import pull
+
+    torch.manual_seed(0)
+    sizes = [1, 7, 2048, 8191, 8192, 8193, 100_003]
+    whole = [torch.randn(n + offset, device="cuda") for n in sizes]
+    xs = [x[offset:] for x in whole]
+    zs = [torch.randn(n + offset, device="cuda").to(dtype)[offset:] for n in sizes]
+    expected = [x.clone() for x in whole]
+    for x, z in zip(expected, zs, strict=True):
+        x[offset:].lerp_(z.float(), lam)
+    pull.pull_(xs, zs, lam)
+    for x, y in zip(whole, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_has_the_cpus_bits(dtype: torch.dtype) -> None:
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(
+        rounding.stochastic(x, dtype, 7), rounding.stochastic(x.cuda(), dtype, 7).cpu()
+    )
+
+
+STEPS = {  # a dtype, an anchor, and which kernels a step then takes
+    "bf16": (torch.float32, "bf16", {"pull"}),
+    "seed": (torch.float32, "seed", {"seeded"}),
+    "16 bits": (torch.bfloat16, "clone", {"pull", "rounding"}),
+    "16 bits, seed": (torch.float16, "seed", {"seeded", "rounding"}),
+    "clone": (torch.float32, "clone", set()),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_take_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch each, however many parameters; and without them the same bits."""
+    from sodaopt import backends as kernels
+    from sodaopt.backends.triton import pull, seeded
+    from sodaopt.backends.triton import rounding as rounding_
+
+    dtype, anchor, wanted = STEPS[name]
+    calls: list[str] = []
+
+    def count(module: Any, function: str, name: str) -> None:
+        real = getattr(module, function)
+
+        def counted(*args: Any) -> None:
+            calls.append(name)
+            real(*args)
+
+        monkeypatch.setattr(module, function, counted)
+
+    def run() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(3))).to("cuda", dtype)
+        seeds = init.seeded_(net)
+        opt = SODAWrapper(
+            torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0),
+            anchor=seeds if anchor == "seed" else anchor,
+        )
+        for k in range(6):
+            calls.clear()
+            for p in net.parameters():
+                p.grad = torch.full_like(p, 0.1 * (k - 2))
+            opt.step()
+        return [p.detach() for p in net.parameters()]
+
+    count(pull, "pull_", "pull")
+    count(seeded, "pull_", "seeded")
+    count(rounding_, "write_", "rounding")
+    with_kernels = run()
+    assert set(calls) == wanted
+    assert len(calls) == len(wanted)
+    monkeypatch.setattr(kernels, "usable", lambda what, device: False)
+    assert all(map(torch.equal, run(), with_kernels))
+    assert not calls
+
+
+def test_kernels_in_a_graph() -> None:
+    """Tables of temporaries are made while the graph is captured, and must outlive that; nobody
+    else may have them before it is replayed."""
+    from sodaopt import backends as kernels
+
+    spec = init.Spec("w", init.between(-1, 1), 0, (100_003,))
+    p = torch.randn(100_003, device="cuda").bfloat16()
+
+    def step(p: torch.Tensor) -> None:
+        x = p.float()
+        init.regenerate_([x], [x], [spec], 0.25)
+        rounding.write_([p], [x], [0], seed=0, step=3)
+
+    for what in ("uniform", str(torch.bfloat16)):
+        assert kernels.usable(what, p.device)  # compiled, which cannot be done in a capture
+    expected = [p.clone()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(p)
+    for _ in range(4):  # of the same sizes, before the graph's own tables are there
+        expected.append(expected[-1].clone())
+        step(expected[-1])
+    for wanted in expected[1:]:
+        others = [torch.randn(64).pin_memory().to("cuda", non_blocking=True) for _ in range(50)]
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(p, wanted)
+        del others
+
+
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize("start", [0, 3, (1 << 33) + 5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> None:
+    """The kernel has the bits of plain torch operations, for all sizes that a number can have."""
+    from sodaopt.backends.triton import rounding as kernel
+
+    torch.manual_seed(0)
+    sizes = [1, 7, 1024, 4095, 4096, 4097, 100_003]
+    whole = [torch.randn(n + offset, device="cuda").to(dtype) for n in sizes]
+    expected = [p.clone() for p in whole]
+    xs = [torch.randn(n, device="cuda") * 10 ** torch.linspace(-12, 6, n).cuda() for n in sizes]
+    for x in xs[1:]:
+        x[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65519.0, 1e-40])
+    for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
+        index = torch.arange(start, start + len(x), device="cuda")
+        p[offset:] = rounding.stochastic(x, dtype, rounding.key(7, j, 9), index)
+    prefixes = [rounding.prefix(7, j) for j in range(len(sizes))]
+    kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9)
+    for p, q in zip(whole, expected, strict=True):
+        assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+
+
+def in_one_pass() -> dict[str, tuple[Method, str]]:
+    """Rows whose map acts on each entry, with every anchor where they have one."""
+    fused = {n: m for n, m in METHODS.items() if m.fused and m.geometry.elementwise}
+    bare = {n: m for n, m in fused.items() if m.centre == "last" and m.lam == 1}
+    fused |= {f"soda({n})": zoo.soda(m) for n, m in bare.items() if zoo.soda(m).fused}
+    return {
+        f"{n}, {anchor}": (m, anchor)
+        for n, m in fused.items()
+        for anchor in (("clone", "bf16", "auto") if m.centre == "init" else ("clone",))
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", in_one_pass())
+def test_lines_in_one_pass(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has the bits of the plain passes, in weights and state, and does all the work."""
+    (method, anchor), found = in_one_pass()[name], []
+    for map_ in ("diagonal", "sign", "euclidean"):
+        assert kernels.usable(f"{map_} lines", torch.device("cuda", 0))
+    for plain in (False, True):
+        weights = on_gpu([*network(dtype), Parameter(torch.zeros(4100, dtype=dtype))])
+        opt = SODA(weights, 0.01, method, anchor=anchor, seed=3)
+        if plain:
+            monkeypatch.setattr(onepass, "update", lambda leaves, step: leaves)
+        else:
+            monkeypatch.setattr(lines, "in_passes", None)
+        feed(opt, weights, range(5))
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        monkeypatch.undo()
+    for a, b in zip(*found, strict=True):
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.itemsize]
+        assert torch.equal(a.view(bits), b.view(bits))
+
+
+SPECTRAL = {
+    "muon": zoo.muon(),
+    "uscion": zoo.uscion(),
+    "soda(muon)": zoo.soda(zoo.muon(weight_decay=0)),
+    "soda_dagger": zoo.soda_dagger(),
+    "transposed": Method(Ball(Spectral(view=transposed)), alpha=0.1),
+}
+
+
+@pytest.mark.parametrize("anchor", ["clone", "bf16", "auto", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_polar_factors_end_in_one_pass(
+    name: str, dtype: torch.dtype, anchor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits of the plain passes, and no factor is computed in vain."""
+    assert kernels.usable("given lines", torch.device("cuda", 0))
+    shapes, found, calls = [(48, 32), (32, 48), (32, 32), (48, 32)], [], []
+    for plain in (False, True):
+        torch.manual_seed(0)
+        weights = on_gpu([Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+        opt = SODA(weights, 0.01, SPECTRAL[name], anchor=anchor, seed=3)
+        counted = mock.Mock(side_effect=msign.Newton.raw)
+        monkeypatch.setattr(msign.Newton, "raw", lambda self, X, f=counted: f(self, X))
+        if plain:
+            monkeypatch.setattr(onepass, "finish", lambda *_: False)
+        feed(opt, weights, range(4))
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        calls.append(counted.call_count)
+        monkeypatch.undo()
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+    assert calls[0] == calls[1] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_16_bit_step_is_the_fp32_step_rounded_once(name: str, dtype: torch.dtype) -> None:
+    check_rounded_once(MAKERS[name], dtype, "cuda")
+
+
+@pytest.mark.parametrize("name", [n for n in msign.BACKENDS if n != "exact"])
+@pytest.mark.parametrize("shape", [(2, 256, 1024), (2, 512, 512), (1, 768, 192)], ids=str)
+def test_bf16_newton_is_close_to_its_polynomial(name: str, shape: tuple[int, ...]) -> None:
+    """Five steps amplify small singular values, and their rounding, by hundreds: a loose bound."""
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    exact = msign.BACKENDS[name](X.double())
+    ours = msign.BACKENDS[name](X.cuda()).double().cpu()
+    assert ours.dtype == torch.float64
+    assert (ours - exact).norm() < 0.2 * exact.norm()
+
+
+@pytest.mark.parametrize("optimizer", ["soda_dagger", "soda(muon)", "schedule_free(adamw)"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_resumed_run_goes_on_along_its_curve(
+    optimizer: str, graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that sum in another order each time forbid more: the losses agree closely."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    job = Job(optimizer=optimizer, preset="nano", steps=60, eval_every=20)
+    execution = Execution(device="cuda", graphs=graphs, log_every=5)
+    asked = iter(range(1, 1000))
+    whole = train(job, tmp_path / "whole", execution)
+    cut = train(job, tmp_path / "cut", execution, stop=lambda: next(asked) == 31)
+    assert cut.end is not None
+    assert (cut.end["status"], cut.end["step"]) == ("stopped", 31)
+    again = train(job, tmp_path / "cut", execution)
+    a, b = (np.array([e["loss"] for e in r.of("step")]) for r in (whole, again))
+    assert len(a) == len(b) == 60
+    assert np.abs(a - b).max() < 0.05 < a[0] - a[-1]
+    assert whole.end is not None
+    assert again.end is not None
+    assert abs(whole.end["val_loss"] - again.end["val_loss"]) < 0.02

@@ -1,0 +1,626 @@
+"""The optimizer is the five lines, whatever it fuses, keeps, saves or is given."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.nn import Parameter
+
+from sodaopt import SODA, Method, zoo
+from sodaopt.core.reference import Point, iterates
+from sodaopt.geometry import Ball, BiasRMS, Sign
+from sodaopt.schedules import uniform
+from tests.support.tables import AVERAGED, FEW, METHODS, backward, network
+
+methods = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+averaged = pytest.mark.parametrize("method", AVERAGED.values(), ids=AVERAGED)
+few = pytest.mark.parametrize("method", FEW.values(), ids=FEW)
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
+
+
+def lr_at(k: int) -> float:
+    """Warmup from zero, then a decay: what a scheduler would do."""
+    return 0.03 * min(k / 3, 1) * (1 - k / 40)
+
+
+def run(opt: SODA, weights: list[Parameter], steps: range) -> None:
+    for k in steps:
+        backward(weights)
+        for group in opt.param_groups:
+            group["lr"] = lr_at(k)
+        opt.step()
+
+
+def noise(k: int, w: Tensor) -> Tensor:
+    """The gradient of step k, whatever the point: equal for all, so that no chaos parts them."""
+    return torch.randn(w.shape, generator=torch.Generator().manual_seed(k), dtype=w.dtype)
+
+
+def feed(opt: SODA, weights: list[Parameter], steps: range) -> None:
+    for k in steps:
+        for w in weights:
+            w.grad = noise(k, w)
+        for group in opt.param_groups:
+            group["lr"] = lr_at(k)
+        opt.step()
+
+
+def reference(method: Method, w: Parameter, steps: int) -> Point:
+    """The slow form after as many steps of `feed`."""
+    gradients = (noise(k, w) for k in range(steps))
+    points = iterates(method, w.detach(), lambda _: next(gradients), lr_at)
+    return [next(points) for _ in range(steps)][-1]
+
+
+def assert_close(a: list[Any], b: list[Any], tol: float = 1e-12) -> None:
+    for s, t in zip(a, b, strict=True):
+        torch.testing.assert_close(s.detach(), t.detach(), rtol=tol, atol=tol)
+
+
+def assert_bitwise(a: list[Any], b: list[Any]) -> None:
+    for s, t in zip(a, b, strict=True):
+        assert torch.equal(s, t)
+
+
+# -- the five lines -------------------------------------------------------------------------------
+
+
+@methods
+@pytest.mark.parametrize("foreach", [None, False])
+def test_equals_the_reference(method: Method, foreach: bool | None) -> None:
+    ours, points = network(), [reference(method, w, 12) for w in network()]
+    opt = SODA(ours, 0.03, method, foreach=foreach)
+    feed(opt, ours, range(12))
+    assert_close(ours, [p.y for p in points])
+    opt.eval()
+    assert_close(ours, [p.x for p in points])
+
+
+@methods
+def test_keeps_no_more_than_it_must(method: Method) -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, method)
+    run(opt, weights, range(2))
+    copies = {"x", "z", "z0"} & set(opt.state[weights[0]])
+    if method.lam_bar == 0 and (method.centre != "last" or method.lam == 1):
+        assert copies == ({"z0"} if method.centre == "init" else set())
+    if method.alpha == 1:
+        assert "m" not in opt.state[weights[0]]
+
+
+def test_the_wrapper_formula() -> None:
+    """x^k = z0 + 1/(k+1) sum_{j<k} (j+2) u_j, the closed form of Algorithm 1."""
+    w = Parameter(torch.randn(4, 3, dtype=torch.float64))
+    z0, total = w.detach().clone(), torch.zeros_like(w)
+    opt = SODA([w], 0.1, zoo.soda(zoo.signsgd()))
+    for k in range(30):
+        w.grad = torch.randn_like(w)
+        total += (k + 2) * -0.1 * w.grad.sign()
+        opt.step()
+        assert_close([w], [z0 + total / (k + 2)])
+
+
+# -- saving, copying ------------------------------------------------------------------------------
+
+
+def through_a_file(state: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+PRECISIONS = [
+    (name, dtype)
+    for name in METHODS
+    for dtype in (torch.float32, torch.bfloat16, *[torch.float64, torch.float16] * (name in FEW))
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), PRECISIONS, ids=str)
+def test_resume_is_bitwise(name: str, dtype: torch.dtype) -> None:
+    method = METHODS[name]
+    there, back = network(dtype), network(dtype, seed=5)
+    opt = SODA(there, 0.03, method)
+    run(opt, there, range(7))
+    saved = through_a_file({"weights": there, "opt": opt.state_dict()})
+    run(opt, there, range(7, 12))
+
+    for w, s in zip(back, saved["weights"], strict=True):
+        w.data.copy_(s)
+    fresh = SODA(back, 0.5, method)
+    fresh.load_state_dict(saved["opt"])
+    run(fresh, back, range(7, 12))
+    assert_bitwise(there, back)
+    for p, q in zip(there, back, strict=True):
+        assert opt.state[p].keys() == fresh.state[q].keys()
+        assert_bitwise(list(opt.state[p].values()), list(fresh.state[q].values()))
+        assert all(opt.state[p][n].dtype == fresh.state[q][n].dtype for n in opt.state[p])
+
+
+@methods
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies_go_on_alike(method: Method, how: Callable[[Any], Any]) -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, method)
+    run(opt, weights, range(3))
+    twin = how(opt)
+    twins = twin.param_groups[0]["params"]
+    run(opt, weights, range(3, 6))
+    assert [float(o.state[w[0]]["step"]) for o, w in ((opt, weights), (twin, twins))] == [6, 3]
+    run(twin, twins, range(3, 6))
+    assert_bitwise(weights, twins)
+
+
+@few
+def test_a_live_state_dict_is_a_copy(method: Method) -> None:
+    a, b = network(), network()
+    one, two = SODA(a, 0.03, method), SODA(b, 0.03, method)
+    run(one, a, range(3))
+    two.load_state_dict(one.state_dict())
+    for w, v in zip(b, a, strict=True):
+        w.data.copy_(v)
+    run(one, a, range(3, 6))
+    run(two, b, range(3, 6))
+    assert_bitwise(a, b)
+
+
+def test_only_plain_values_in_a_state_dict() -> None:
+    opt = SODA(network(), 0.1, zoo.torch_nadam())
+    for group in opt.state_dict()["param_groups"]:
+        assert all(isinstance(v, int | float | str | list | None) for v in group.values())
+    for s in opt.state_dict()["state"].values():
+        assert all(isinstance(v, Tensor) for v in s.values())
+
+
+def test_loading_another_method_is_an_error() -> None:
+    saved = SODA(network(), 0.1, zoo.adamw()).state_dict()
+    with pytest.raises(ValueError, match=r"group 0 runs 'lion'.*written by 'adamw'"):
+        SODA(network(), 0.1, zoo.lion()).load_state_dict(saved)
+    torch_saved = torch.optim.AdamW(network()).state_dict()
+    with pytest.raises(ValueError, match="another optimizer"):
+        SODA(network(), 0.1, zoo.adamw()).load_state_dict(torch_saved)
+
+
+# -- train and eval -------------------------------------------------------------------------------
+
+
+@averaged
+@dtypes
+def test_toggles_are_exact(method: Method, dtype: torch.dtype) -> None:
+    weights = network(dtype)
+    opt = SODA(weights, 0.03, method)
+    run(opt, weights, range(4))
+    y = [w.detach().clone() for w in weights]
+    opt.eval()
+    x = [w.detach().clone() for w in weights]
+    assert not torch.equal(x[0], y[0])
+    for _ in range(100):
+        opt.train()
+        opt.train()
+        assert_bitwise(weights, y)
+        opt.eval()
+        opt.eval()
+        assert_bitwise(weights, x)
+
+
+@averaged
+def test_toggling_changes_no_trajectory(method: Method) -> None:
+    a, b = network(), network()
+    one, two = SODA(a, 0.03, method), SODA(b, 0.03, method)
+    for k in range(6):
+        two.eval()
+        two.train()
+        run(one, a, range(k, k + 1))
+        run(two, b, range(k, k + 1))
+    assert_bitwise(a, b)
+
+
+@averaged
+def test_the_mode_is_saved(method: Method) -> None:
+    a, b = network(), network(seed=3)
+    one, two = SODA(a, 0.03, method), SODA(b, 0.03, method)
+    run(one, a, range(4))
+    one.eval()
+    two.load_state_dict(through_a_file(one.state_dict()))
+    for w, v in zip(b, a, strict=True):
+        w.data.copy_(v)
+    with pytest.raises(RuntimeError, match=r"call train\(\) first"):
+        two.step()
+    one.train()
+    two.train()
+    assert_bitwise(a, b)
+    run(one, a, range(4, 7))
+    run(two, b, range(4, 7))
+    assert_bitwise(a, b)
+
+
+def test_eval_is_nothing_where_x_is_y() -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, zoo.soda_dagger())
+    run(opt, weights, range(2))
+    before = [w.detach().clone() for w in weights]
+    opt.eval()
+    assert_bitwise(weights, before)
+    run(opt, weights, range(2, 3))  # and a step is allowed
+
+
+# -- what parameters may be -----------------------------------------------------------------------
+
+
+@few
+def test_without_gradient_nothing_moves(method: Method) -> None:
+    """A parameter whose gradient is None at some steps equals one that never saw those steps."""
+    weights, alone = network(), network()
+    opt, other = SODA(weights, 0.03, method), SODA(alone[:1], 0.03, method)
+    gen = torch.Generator().manual_seed(0)
+    for k in range(8):
+        for w in weights:
+            w.grad = torch.randn(w.shape, generator=gen, dtype=w.dtype)
+        if k % 3 == 1:
+            weights[0].grad = None
+            opt.step()
+            continue
+        alone[0].grad = weights[0].grad
+        opt.step()
+        other.step()
+    assert_bitwise(weights[:1], alone[:1])
+    assert opt.state[weights[0]]["step"] == 5
+    assert opt.state[weights[1]]["step"] == 8
+
+
+def test_frozen_parameters_cost_nothing_and_thaw() -> None:
+    weights = network()
+    weights[1].requires_grad_(False)
+    before = weights[1].detach().clone()
+    opt = SODA(weights, 0.03, zoo.soda(zoo.adam()))
+    run(opt, weights, range(3))
+    assert torch.equal(weights[1], before)
+    assert weights[1] not in opt.state
+    opt.state_dict()
+    weights[1].requires_grad_(True)
+    run(opt, weights, range(3, 5))
+    assert not torch.equal(weights[1], before)
+    assert torch.equal(opt.state[weights[1]]["z0"], before)
+
+
+@few
+def test_groups_added_in_mid_run(method: Method) -> None:
+    """The new group counts from its own beginning; the others do not notice."""
+    weights, early, late = network(), network()[:2], network()[2:]
+    opt = SODA(weights[:2], 0.03, method)
+    feed(opt, weights[:2], range(3))
+    opt.add_param_group({"params": weights[2:]})
+    feed(opt, weights, range(3, 6))
+    feed(SODA(early, 0.03, method), early, range(6))
+    feed(SODA(late, 0.03, method), late, range(3, 6))
+    assert_bitwise(weights, early + late)
+    assert opt.state_dict()["state"].keys() == {0, 1, 2, 3}
+
+
+def test_each_group_runs_its_own_method() -> None:
+    weights, a, b = network(), network(), network()
+    opt = SODA(
+        [
+            {"params": weights[:2], "method": zoo.muon()},
+            {"params": weights[2:], "method": "lion", "lr": 0.01},
+        ],
+        0.03,
+    )
+    muon, lion = SODA(a[:2], 0.03, zoo.muon()), SODA(b[2:], 0.01, zoo.lion())
+    for _ in range(5):
+        backward(weights)
+        for w, v, u in zip(weights, a, b, strict=True):
+            v.grad = u.grad = w.grad
+        for o in (opt, muon, lion):
+            o.step()
+    assert_bitwise(weights, a[:2] + b[2:])
+
+
+def test_lr_factor() -> None:
+    groups = [
+        {"params": [w], "lr_factor": f} for w, f in zip(network(), (1, 10, 1, 0.5), strict=True)
+    ]
+    opt = SODA(groups, 0.03, zoo.signum())
+    assert [g["lr"] for g in opt.param_groups] == [0.03, 0.3, 0.03, 0.015]
+
+
+def test_equal_names_with_unlike_records_stay_apart() -> None:
+    weights = network()
+    opt = SODA(
+        [
+            {"params": weights[:1], "method": zoo.lion()},
+            {"params": weights[1:2], "method": zoo.lion((0.8, 0.9))},
+            {"params": weights[2:], "method": zoo.lion()},
+        ],
+        0.01,
+    )
+    assert [g["method"] for g in opt.param_groups] == ["lion", "lion#2", "lion"]
+
+
+@pytest.mark.parametrize(
+    "row", [zoo.adam(), zoo.lion(), zoo.soda(zoo.signum()), zoo.schedule_free(), zoo.moda()],
+    ids=lambda m: m.name,
+)  # fmt: skip
+@dtypes
+def test_scalars_vectors_and_empty_parameters(row: Method, dtype: torch.dtype) -> None:
+    ps = [Parameter(torch.ones(s, dtype=dtype)) for s in ((), (5,), (0,), (3, 0), (2, 3, 4))]
+    opt = SODA(ps, 0.1, row)
+    for _ in range(3):
+        for p in ps:
+            p.grad = torch.ones_like(p)
+        opt.step()
+    assert all((p < 1).all() for p in ps)
+    assert all(p.isfinite().all() for p in ps)
+
+
+@few
+def test_weights_that_come_after_the_constructor(method: Method) -> None:
+    """Loaded, cast or moved parameters: the anchor and all buffers are those of the first step."""
+    weights, loaded = network(), network(seed=9)
+    opt = SODA(weights, 0.03, method)
+    opt.state_dict()
+    for w, v in zip(weights, loaded, strict=True):
+        w.data = v.detach().clone()
+    other = SODA(loaded, 0.03, method)
+    run(opt, weights, range(4))
+    run(other, loaded, range(4))
+    assert_bitwise(weights, loaded)
+    late = network()
+    opt = SODA(late, 0.03, method)
+    for w in late:
+        w.data = w.data.float()
+    run(opt, late, range(2))
+    assert all(t.dtype == torch.float32 for n, t in opt.state[late[0]].items() if n in "mvxz")
+
+
+def test_swapped_parameters() -> None:
+    """What FSDP2 does through accelerate: the groups get other tensors before the first step."""
+    old, new = network(), network(seed=2)
+    opt = SODA(old, 0.03, zoo.soda(zoo.adam()))
+    opt.param_groups[0]["params"][:] = new
+    assert set(opt.state_dict()["state"]) == {0, 1, 2, 3}
+    z0 = [w.detach().clone() for w in new]
+    run(opt, new, range(2))
+    assert set(opt.state) == set(new)
+    assert_bitwise([opt.state[w]["z0"] for w in new], z0)
+
+
+def test_maximize() -> None:
+    up, down = network(), network()
+    one, two = SODA(up, 0.1, zoo.muon(), maximize=True), SODA(down, 0.1, zoo.muon())
+    for _ in range(3):
+        backward(up)
+        for u, d in zip(up, down, strict=True):
+            d.grad = -u.grad
+        kept = up[0].grad.clone()
+        one.step()
+        two.step()
+        assert torch.equal(up[0].grad, kept)
+    assert_bitwise(up, down)
+
+
+@few
+def test_gradients_are_left_alone(method: Method) -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, method)
+    for _ in range(3):
+        backward(weights)
+        before = [w.grad.clone() for w in weights]
+        opt.step()
+        assert_bitwise([w.grad for w in weights], before)
+
+
+def test_closures_see_the_old_point_and_give_the_loss() -> None:
+    a, b = network(), network()
+    one, two = SODA(a, 0.03, zoo.soda_dagger()), SODA(b, 0.03, zoo.soda_dagger())
+    for _ in range(4):
+        backward(a)
+        one.step()
+        expected = backward(b)
+        for w in b:
+            w.grad = None
+        assert two.step(lambda: backward(b)) == expected
+    assert_bitwise(a, b)
+
+
+def test_hooks_fire_once() -> None:
+    weights = network()
+    opt = SODA(weights, 0.1, zoo.adam())
+    seen = []
+    opt.register_step_pre_hook(lambda *_: seen.append("pre"))
+    opt.register_step_post_hook(lambda *_: seen.append("post"))
+    opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    opt.register_load_state_dict_pre_hook(lambda *_: seen.append("loading"))
+    opt.register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    run(opt, weights, range(2))
+    opt.load_state_dict(opt.state_dict())
+    assert seen == ["pre", "post"] * 2 + ["saved", "loading", "loaded"]
+
+
+def test_a_user_hook_sees_tensors() -> None:
+    """A hook that edits the state to load works on tensors, and its edit is what gets loaded."""
+    weights = network()
+    opt = SODA(weights, 0.1, zoo.adam())
+    run(opt, weights, range(2))
+
+    def zero(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state = {k: {n: t * 0 for n, t in s.items()} for k, s in state_dict["state"].items()}
+        return state_dict | {"state": state}
+
+    opt.register_load_state_dict_pre_hook(zero)
+    opt.load_state_dict(opt.state_dict())
+    assert not opt.state[weights[0]]["m"].any()
+
+
+def test_named_parameters() -> None:
+    net = torch.nn.Linear(3, 2)
+    opt = SODA(net.named_parameters(), 0.1, zoo.adam())
+    assert opt.param_groups[0]["param_names"] == ["weight", "bias"]
+    assert opt.state_dict()["param_groups"][0]["param_names"] == ["weight", "bias"]
+
+
+@few
+def test_lr_as_a_tensor(method: Method) -> None:
+    a, b = network(), network()
+    one, two = SODA(a, 0.03, method), SODA(b, torch.tensor(0.03, dtype=torch.float64), method)
+    for _ in range(4):
+        backward(a), backward(b)
+        one.step(), two.step()
+    assert_bitwise(a, b)
+
+
+def test_compiled_steps_count() -> None:
+    """Whatever Dynamo makes of it, k advances and the numbers agree."""
+    a, b = network(), network()
+    one, two = SODA(a, 0.03, zoo.soda(zoo.adam())), SODA(b, 0.03, zoo.soda(zoo.adam()))
+    compiled = torch.compile(two.step, backend="eager")
+    for _ in range(4):
+        backward(a), backward(b)
+        one.step(), compiled()
+    assert_close(a, b)
+    assert two.state[b[0]]["step"] == 4
+
+
+# -- 16-bit parameters ----------------------------------------------------------------------------
+
+
+def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
+    """The mean way back after steps of pull alone, one unit away from the anchor."""
+    w = Parameter(z0.clone())
+    opt = SODA([w], 0.0, Method(Ball(BiasRMS()), lam=uniform, centre="init", gamma=0.0))
+    w.grad = torch.zeros_like(w)
+    opt.step()
+    opt.state[w]["step"].fill_(start)
+    with torch.no_grad():
+        w.add_(1.0)
+    for _ in range(steps):
+        opt.step()
+    return z0.double().mean() + 1 - w.detach().double().mean()
+
+
+def test_the_pull_survives_bf16() -> None:
+    """5,000 steps land within 1 % of the exact pull in the mean; plain rounding loses 98 %."""
+    z0 = torch.linspace(0.5, 3, 4_000).bfloat16()
+    wanted = 1 - 1001 / 6001
+    assert pulled(z0.double()) == pytest.approx(wanted, rel=1e-9)
+    assert pulled(z0) == pytest.approx(wanted, rel=0.01)
+    plain = z0 + 1
+    before = plain.double().mean()
+    for k in range(1000, 6000):
+        plain.lerp_(z0, 1 / (k + 2))
+    assert before - plain.double().mean() < 0.02 * wanted
+
+
+def test_random_numbers_of_the_user_are_untouched() -> None:
+    weights = network(torch.bfloat16)
+    opt = SODA(weights, 0.03, zoo.soda(zoo.adam()))
+    before = torch.get_rng_state()
+    run(opt, weights, range(3))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@few
+def test_replicas_agree_and_seeds_differ(method: Method) -> None:
+    a, b, c = (network(torch.bfloat16) for _ in range(3))
+    for weights, seed in ((a, 0), (b, 0), (c, 1)):
+        torch.manual_seed(int(weights[0].sum() * 0 + seed))
+        run(SODA(weights, 0.03, method, seed=seed), weights, range(4))
+    assert_bitwise(a, b)
+    assert not all(torch.equal(u, v) for u, v in zip(a, c, strict=True))
+
+
+def test_16_bit_parameters_follow_their_fp32_twins() -> None:
+    """The mean over many weights is the fp32 one: sums are exact, rounding is unbiased."""
+    for dtype in (torch.bfloat16, torch.float16):
+        start = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+        low, high = Parameter(start.clone()), Parameter(start.float())
+        method = zoo.soda(Method(Ball(Sign()), alpha=0.1))
+        one, two = SODA([low], 1e-4, method), SODA([high], 1e-4, method)
+        for _ in range(200):
+            low.grad, high.grad = torch.ones_like(low), torch.ones_like(high)
+            one.step(), two.step()
+        moved, wanted = (low.float() - start.float()).mean(), (high - start.float()).mean()
+        assert abs(moved - wanted) < 0.01 * abs(wanted)
+
+
+# -- found by trying to break it ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "soda_dagger"])
+def test_fake_tensors(name: str) -> None:
+    """Estimators of memory step with tensors that have no values."""
+    with FakeTensorMode():
+        w = Parameter(torch.randn(4, 5))
+        opt = SODA([w], 0.03, name)
+        for _ in range(2):
+            w.grad = torch.randn(4, 5)
+            opt.step()
+    assert isinstance(opt.state[w]["m"], FakeTensor)
+
+
+def test_defaults_of_torch_do_not_leak_in() -> None:
+    weights = network()
+    opt = SODA(weights, 0.03, zoo.soda(zoo.torch_nadam()))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            for _ in range(3):
+                for w in weights:
+                    w.grad = torch.ones(w.shape, dtype=w.dtype, device="cpu")
+                opt.step()
+        fresh = SODA(network(), 0.03, zoo.adam())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for o in (opt, fresh):
+        for s in o.state.values():
+            assert (s["step"].dtype, s["step"].device.type) == (torch.float32, "cpu")
+
+
+def test_autocast_does_not_reach_the_step() -> None:
+    a, b = network(torch.float32), network(torch.float32)
+    one, two = SODA(a, 0.03, zoo.shampoo()), SODA(b, 0.03, zoo.shampoo())
+    for k in range(3):
+        for u, v in zip(a, b, strict=True):
+            u.grad = v.grad = noise(k, u)
+        one.step()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            two.step()
+    assert_bitwise(a, b)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "expanded"])
+def test_other_memory_layouts(layout: str) -> None:
+    plain = Parameter(torch.randn(4, 3, 2, 2, dtype=torch.float64))
+    other = {
+        "transposed": lambda: plain.detach().clone().transpose(0, 1).contiguous().transpose(0, 1),
+        "channels_last": lambda: plain.detach().clone().to(memory_format=torch.channels_last),
+        "expanded": lambda: plain.detach().clone(),
+    }[layout]()
+    twin = Parameter(other)
+    method = zoo.soda(zoo.adam())
+    one, two = SODA([plain], 0.1, method), SODA([twin], 0.1, method)
+    for k in range(4):
+        g = noise(k, plain)[:1].expand(4, 3, 2, 2)
+        plain.grad, twin.grad = g.contiguous(), g if layout == "expanded" else g.clone()
+        one.step(), two.step()
+    assert torch.equal(plain, twin)
+
+
+def test_no_memory_grows() -> None:
+    weights = network()
+    opt = SODA(weights, 0.01, zoo.soda_dagger())
+    run(opt, weights, range(2))
+    sizes = {n: t.shape for n, t in opt.state[weights[0]].items()}
+    run(opt, weights, range(2, 30))
+    assert {n: t.shape for n, t in opt.state[weights[0]].items()} == sizes

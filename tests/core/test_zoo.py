@@ -1,0 +1,135 @@
+"""Every row is a method that trains, prints, says what it is, and refuses nonsense."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sodaopt
+from sodaopt import SODA, Method, zoo
+from sodaopt.geometry import Ball, Clip, Sign, unit
+from sodaopt.schedules import grow, uniform
+from tests.support.tables import METHODS, ROWS, SODAS, backward, network
+
+# the public rows, as users were promised them
+PROMISED = [
+    "adam", "adamw", "nadam", "torch_nadam", "signsgd", "ssd", "signum", "lion", "muon", "scion",
+    "uscion", "shampoo", "multinorm", "simplified_ademamix", "schedule_free", "dual_averaging",
+    "double_averaging", "oda", "moda", "frank_wolfe", "accelerated", "soda_dagger", "sgd",
+    "nesterov", "gpa",
+]  # fmt: skip
+
+
+def test_all_promised_rows_are_there() -> None:
+    assert set(PROMISED) <= set(zoo.ROWS)
+    assert all(getattr(zoo, name) is zoo.ROWS[name] for name in zoo.ROWS)
+
+
+@pytest.mark.parametrize("method", {**ROWS, **SODAS}.values(), ids={**ROWS, **SODAS})
+def test_trains(method: Method) -> None:
+    """At some learning rate of a coarse grid, 60 steps lower the loss by a tenth at least."""
+    losses = {}
+    for lr in (0.3, 0.1, 0.03, 0.01, 0.001):
+        weights = network(torch.float32)
+        first = backward(weights)
+        opt = SODA(weights, lr, method)
+        for _ in range(60):
+            backward(weights)
+            opt.step()
+        opt.eval()
+        losses[lr] = backward(weights)
+    assert min(losses.values()) < 0.9 * first
+
+
+@pytest.mark.parametrize("name", zoo.ROWS)
+def test_is_documented_and_named(name: str) -> None:
+    row = zoo.ROWS[name]
+    if name in PROMISED:
+        doc = inspect.getdoc(row) or ""
+        assert "(" in doc.splitlines()[-1] or "Scion" in doc or "paper" in doc  # its source
+    assert row().name == name
+    assert name in repr(row())
+    assert row() == row()
+    assert all(p.default is not p.empty for p in inspect.signature(row).parameters.values())
+
+
+@pytest.mark.parametrize("name", SODAS)
+def test_anchored_form(name: str) -> None:
+    method = SODAS[name]
+    assert method.centre == "init"
+    assert method.lam is uniform
+    if not isinstance(method.geometry, Clip):
+        base = ROWS[name[5:-1]]
+        k, lr = 7, 0.3
+        past = base.advance(base.memory, k, lr)
+        assert method.coefs(k, lr, past).gamma == pytest.approx(9 * base.coefs(k, lr, past).gamma)
+    with pytest.raises(ValueError, match="without decay or averaging"):
+        zoo.soda(method)
+
+
+def test_weight_decay_zero_is_centre_last() -> None:
+    for name, row in zoo.ROWS.items():
+        if "weight_decay" in inspect.signature(row).parameters:
+            assert row(weight_decay=0).centre == "last", name
+            assert row(weight_decay=0.1).centre == "origin", name
+            with pytest.raises(ValueError, match="weight_decay must not be negative"):
+                row(weight_decay=-0.1)
+
+
+@pytest.mark.parametrize("name", [n for n, m in METHODS.items() if m.centre == "origin"])
+def test_decay_and_anchor_do_not_mix(name: str) -> None:
+    with pytest.raises(ValueError, match="without decay or averaging"):
+        zoo.soda(METHODS[name])
+
+
+def test_a_newcomers_row_in_one_line() -> None:
+    """Signum with clip: registered by its decorator, found by name, covered by the tables."""
+
+    @zoo.row
+    def signum_clip(beta: float = 0.9) -> Method:
+        return replace(zoo.signum(beta), geometry=Clip(Sign(unit)))
+
+    try:
+        weights = network()
+        first = backward(weights)
+        opt = SODA(weights, 0.05, "signum_clip")
+        for _ in range(50):
+            backward(weights)
+            opt.step()
+        assert backward(weights) < first
+    finally:
+        del zoo.ROWS["signum_clip"]
+
+
+def test_clip_is_anchored_by_a_growing_ball() -> None:
+    """z0 + (k+2) u(lr), with u the clipped step itself and not a clip of the enlarged step."""
+    base = replace(zoo.signum(0.5), geometry=Clip(Sign(unit), 0.2))
+    w = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+    x, m = w.detach().clone(), torch.zeros_like(w)
+    z0 = x.clone()
+    opt = SODA([w], 0.7, zoo.soda(base))
+    for k in range(20):
+        w.grad = torch.randn_like(w) * 10 ** (k % 3 - 2)
+        m = 0.5 * m + 0.5 * w.grad
+        u = -0.2 * min(1.0, 0.7 * 0.2 * float(m.abs().sum())) * m.sign()
+        x = x + (z0 - x) / (k + 2) + u
+        opt.step()
+        torch.testing.assert_close(w.detach(), x, rtol=1e-12, atol=1e-12)
+    assert grow(3, 0) == 5
+
+
+def test_unknown_rows_suggest_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'adamw'"):
+        _ = zoo.adam_w
+    with pytest.raises(ValueError, match="did you mean 'lion'"):
+        SODA(network(), 0.1, "lino")
+
+
+def test_public_names() -> None:
+    for name in ("SODA", "Method", "zoo", "schedules", "geometry"):
+        assert name in sodaopt.__all__
+        assert hasattr(sodaopt, name)
+    assert Ball(Sign()) == Ball(Sign())

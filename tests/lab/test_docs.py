@@ -1,0 +1,63 @@
+"""The pages about the lab: their commands run, and their tables are what the files say."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks import training
+from benchmarks.pages import filled
+from sodaopt.cli import main
+from sodaopt.lab.job import PRESETS, Job, resolve
+from sodaopt.lab.optimizers import BASES
+from tools import results_doc
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.search(r"```sh\n(.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.DOTALL)
+COMMANDS = BLOCK[1].splitlines() if BLOCK else []
+TINY = ["--steps", "4", "--eval-tokens", "1024"]
+SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
+
+
+def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a newcomer would, but with runs of four steps."""
+    assert len(COMMANDS) == 5
+    assert COMMANDS[0] == "make setup && . .venv/bin/activate"
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS[1:]:
+        program, name, *rest = shlex.split(command)
+        assert program == "sodaopt"
+        assert main([name, *rest, *SHORT.get(name, [])]) == 0, command
+    assert (tmp_path / "runs/compare/report.html").stat().st_size > 50_000
+    assert (tmp_path / "runs/report.html").exists()
+    assert list((tmp_path / "runs").glob("report-*.png"))
+
+
+def test_performance_is_up_to_date() -> None:
+    text = filled(training.PAGE, "training", training.table())
+    assert training.PAGE.read_text() == text, "run: python -m benchmarks.training --docs"
+
+
+def test_results_are_up_to_date() -> None:
+    assert results_doc.PAGE.read_text() == results_doc.text(), "run: make results"
+
+
+@pytest.mark.parametrize("name", ["nano", "small", "proxy"])
+def test_the_presets_of_the_page(name: str) -> None:
+    p = PRESETS[name]
+    row = f"| {name} | {p.width} | {p.depth} | {p.context} | {p.batch} |"
+    assert row in (DOCS / "lab.md").read_text()
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_the_optimizers_of_the_page(name: str) -> None:
+    page = (DOCS / "lab.md").read_text()
+    line = next(row for row in page.splitlines() if re.match(rf"\| .*\b{name}\b.*\|", row))
+    plan = resolve(Job(optimizer=name, preset="gpt-124m"), 50257)
+    exponent = f"2^{round(math.log2(plan.settings.lr))}"
+    factor = "2 ReLU^2" if plan.shape.activation == 2 else "ReLU^2"
+    assert f"| {exponent} | {factor} |" in line

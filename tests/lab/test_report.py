@@ -1,0 +1,339 @@
+"""`sodaopt report`: the page, the table and the figures."""
+
+import io
+import json
+import os
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from sodaopt.lab import stats
+from sodaopt.lab.records import DIVERGED, FILE, find
+from tests.support.lab_runs import NASTY, comparison, fake
+
+Console = pytest.importorskip("rich.console").Console
+pytest.importorskip("tyro")
+pytest.importorskip("matplotlib")
+
+from sodaopt.lab.report import charts, comparison_table, figures, text, write_report  # noqa: E402
+from sodaopt.lab.report.command import Report  # noqa: E402
+
+
+class Page(HTMLParser):
+    """The elements of a page, its data, and the text of its body."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tags, self.text, self.json = [], [], [], ""
+        self.attributes = []
+        self.feed(html)
+        self.data = json.loads(self.json)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag in ("script", "style", "title"):
+            self.open.append((tag, dict(attrs).get("id")))
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1][0] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if self.open == [("script", "data")]:
+            self.json += data
+        elif not self.open:
+            self.text.append(data)
+
+
+def page(folder, title="A title"):
+    out = write_report(find([folder]), folder / "report.html", title)
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def shown(runs, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(comparison_table(runs))
+    return console.file.getvalue()
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_one_small_page_that_needs_no_network(tmp_path):
+    comparison(tmp_path)
+    found = page(tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 300_000
+    assert not {"img", "iframe", "object"} & set(found.tags)
+    links = [value for _, name, value in found.attributes if name in ("src", "href")]
+    assert links == ["data:,"]
+    said = " ".join(found.text)
+    for words in ("soda(muon)", "3.56", "± 0.00", "***", "sea, muon", "2.13.0", "01234567"):
+        assert words in said, words
+    assert [curve["label"] for curve in found.data["val"]] == ["muon", "soda(muon)", "adamw"]
+    curve = found.data["val"][0]
+    assert curve["steps"] == list(range(0, 201, 20))
+    assert all(
+        a < b < c for a, b, c in zip(curve["low"], curve["loss"], curve["high"], strict=True)
+    )
+    assert found.data["sweeps"] == []
+    assert "Permission is hereby granted" in (tmp_path / "report.html").read_text()
+
+
+def odd(folder, word):
+    """A page with this word wherever a run has words."""
+    fake(folder, word, sample=f"The {word}", z0=word, head={"environment": {word: word}})
+    fake(folder, "muon", z0="init", head={"git": {"commit": word, "dirty": True}})
+    fake(folder, "lion", status=word, done=0.5)
+    return page(folder, word)
+
+
+def test_nothing_in_a_run_becomes_html(tmp_path):
+    good, bad = odd(tmp_path / "good", "words"), odd(tmp_path / "bad", NASTY)
+    assert bad.tags == good.tags
+    assert bad.data["val"][0]["label"].startswith(NASTY)
+    words = "".join(good.text).count("words")
+    assert "".join(bad.text).count(NASTY) == words - 1, "all but the commit, of which 8 signs show"
+
+
+def test_a_report_while_runs_go_on(tmp_path):
+    fake(tmp_path, "muon", final=3.5)
+    fake(tmp_path, "adamw", status=None, done=0.5)
+    empty = fake(tmp_path, "lion", status=None, done=0.0, every=10**9).folder
+    lines = (empty / FILE).read_text().splitlines()
+    (empty / FILE).write_text(lines[0] + '\n{"kind": "val", "st')  # the head, and a torn line
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / FILE).touch()
+    found = page(tmp_path)
+    assert [curve["label"] for curve in found.data["val"]] == ["muon", "adamw"]
+    said = " ".join(found.text)
+    assert "unfinished, 50%" in said
+    assert "2 of 3 runs have not finished" in said
+
+
+def test_a_report_of_nothing_but_beginnings(tmp_path):
+    run = fake(tmp_path, status=None, done=0.0)
+    (run.folder / FILE).write_text((run.folder / FILE).read_text().splitlines()[0] + "\n")
+    found = page(tmp_path)
+    assert found.data == {"val": [], "train": [], "sweeps": []}
+    assert "No run has finished yet." in found.text
+
+
+def test_diverged_runs_are_shown(tmp_path):
+    fake(tmp_path, "muon", 0, final=3.5)
+    fake(tmp_path, "muon", 1, final=3.5, status=DIVERGED)
+    fake(tmp_path, "adamw", 0, status=DIVERGED)
+    found = page(tmp_path)
+    said = " ".join(found.text)
+    assert "1 finished, 1 diverged" in said
+    assert "2 of 3 runs diverged and are in no mean." in said
+    names = [curve["label"] for curve in found.data["val"]]
+    assert names == ["muon", "muon, seed 1 diverged", "adamw"]
+    assert all(y is not None for curve in found.data["val"] for y in curve["loss"])
+
+
+def test_what_runs_noted_is_said(tmp_path):
+    """Tokens that were seen again, and what could not be saved."""
+    fake(tmp_path, "muon")
+    for epochs in (1.0, 2.25):
+        run = fake(tmp_path, "adamw", seed=7, wd=epochs)
+        end = (run.folder / FILE).read_text().replace('"epochs": 0.4', f'"epochs": {epochs}')
+        (run.folder / FILE).write_text(end)
+    note = '{"kind": "note", "step": 5, "text": "step 5: it could not be saved"}\n'
+    head, rest = (run.folder / FILE).read_text().split("\n", 1)
+    (run.folder / FILE).write_text(f"{head}\n{note}{note}{rest}")
+    said = text.notes(stats.rows(find([tmp_path])))[-2:]
+    assert said == [
+        "1 of 3 runs saw some tokens more than once, in up to 2.25 epochs.",
+        "1 of 3 runs left a note; adamw wd=2.25, seed 7: step 5: it could not be saved",
+    ]
+
+
+def test_one_run(tmp_path):
+    fake(tmp_path, final=3.5)
+    said = " ".join(page(tmp_path).text)
+    assert "reaches a validation loss of 3.5000 (one seed)." in said
+    assert "p is of" not in said
+
+
+def test_forty_runs(tmp_path):
+    for j in range(40):
+        fake(tmp_path, "muon", lr=2.0 ** -(5 + j % 20), wd=(0.0, 0.1)[j // 20], steps=480, every=4,
+             final=3.5 + (j % 20 - 9) ** 2 / 300)  # fmt: skip
+    found = page(tmp_path)
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert len(found.data["val"]) == len(found.data["train"]) == 40
+    assert max(len(curve["steps"]) for curve in found.data["train"]) <= charts.BUDGET / 40
+    assert "All 40 variants" in found.text
+    assert [panel["axis"] for panel in found.data["sweeps"]] == ["lr", "wd"]
+    assert found.data["sweeps"][0]["chosen"] == "wd"
+
+
+def test_the_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    runs = [fake(tmp_path / "runs")]
+    out = write_report(runs, tmp_path / "new" / "report.html", "first")
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        write_report(runs, out, "second")
+    assert "<title>first</title>" in out.read_text()
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    with pytest.raises(ValueError, match="at least one run"):
+        write_report([], out, "none")
+
+
+# -- what is drawn --------------------------------------------------------------------------------
+
+
+def test_long_curves_keep_their_ends(tmp_path):
+    (row,) = stats.rows([fake(tmp_path, steps=40_000, every=16)])
+    (curve,) = charts.curves([row], "step")
+    assert len(curve.steps) == len(curve.loss) == len(curve.tokens) == charts.POINTS
+    assert (curve.steps[0], curve.steps[-1]) == (4, 40_000)
+
+
+def test_smoothing_keeps_a_constant_and_takes_out_noise():
+    assert charts.smooth([2.0] * 300) == pytest.approx([2.0] * 300)
+    noisy = [float(j % 2) for j in range(1000)]
+    assert charts.smooth(noisy)[-1] == pytest.approx(0.5, abs=0.05)
+    assert charts.smooth([]) == []
+
+
+def test_soda_is_a_level_line_in_a_sweep_of_weight_decay(tmp_path):
+    for wd, final in ((0.0, 3.6), (0.25, 3.5), (1.0, 3.7)):
+        fake(tmp_path, "muon", wd=wd, final=final)
+    run = fake(tmp_path, "soda(muon)", final=3.4)
+    assert run.job["wd"] == 0
+    (panel,) = charts.panels(stats.rows(find([tmp_path])))
+    assert (panel.axis, panel.title, panel.ticks) == ("wd", "", [-3.5, -2, 0])
+    assert panel.names == ["0", "0.25", "1"]
+    muon, soda = panel.traces
+    assert (muon.level, muon.best, muon.edge) == (False, "0.25", False)
+    assert (soda.level, soda.best, [mark.loss for mark in soda.marks]) == (True, "", [3.4])
+
+
+def test_each_horizon_of_a_sweep_has_its_panel(tmp_path):
+    for horizon, steps in ((1.0, 100), (4.0, 400)):
+        for lr in (2.0**-10, 2.0**-9):
+            fake(tmp_path, lr=lr, horizon=horizon, steps=steps)
+    found = charts.panels(stats.rows(find([tmp_path])))
+    assert [panel.title for panel in found] == ["horizon=1", "horizon=4"]
+    assert [trace.label for panel in found for trace in panel.traces] == ["muon", "muon"]
+    assert found[0].names == ["2^-10", "2^-9"]
+
+
+def test_the_window_shows_the_better_half():
+    low, high = charts.window([3.5, 3.51, 3.52, 9.0])
+    assert low < 3.5
+    assert 3.52 < high < 3.6
+    assert charts.window([3.5]) == pytest.approx((3.465, 3.535))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")  # of a layout that does not fit
+def test_figures(tmp_path):
+    comparison(tmp_path)
+    fake(tmp_path, "muon", wd=0.1, final=3.55)
+    fake(tmp_path, "muon", wd=0.2, status=DIVERGED)
+    fake(tmp_path, "$x_", lr=1.0, status=None, done=0.3)
+    files = figures.draw(stats.rows(find([tmp_path])), tmp_path / "out" / "r", ("png", "svg"))
+    names = ["r-val.png", "r-val.svg", "r-wd.png", "r-wd.svg"]
+    assert [path.name for path in files] == names
+    assert all(path.stat().st_size > 5000 for path in files)
+    assert "soda(muon)" in files[1].read_text() or "<path" in files[1].read_text()
+
+
+@pytest.mark.parametrize(("every", "start"), [(200, True), (100, True), (20, False)])
+def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
+    """Else the steep start is left out: one or two points without it would be an empty chart."""
+    (curve,) = charts.curves(stats.rows([fake(tmp_path, every=every)]), "val")
+    low, high = figures._settled([curve])
+    assert low < min(curve.loss)
+    assert (max(curve.loss) < high) == start
+
+
+# -- words and the terminal -----------------------------------------------------------------------
+
+
+def test_the_headline_says_what_is_sure(tmp_path):
+    comparison(tmp_path)
+    ((subject, rest),) = text.headlines(stats.rows(find([tmp_path])))
+    assert subject == "soda(muon)"
+    assert re.search(r"lowest validation loss, 3\.56\d\d ± 0\.00\d\d \(3 seeds\): ", rest)
+    assert re.search(r": 0\.0100 lower than muon \(p < 0\.0001\)\.$", rest)
+
+
+def test_the_headline_doubts_what_is_not_sure(tmp_path):
+    for seed, gap in enumerate((0.02, -0.03, 0.0)):
+        fake(tmp_path, "muon", seed, final=3.5)
+        fake(tmp_path, "lion", seed, final=3.5 + gap)
+    ((subject, rest),) = text.headlines(stats.rows(find([tmp_path])))
+    assert (subject, "which 3 seeds do not tell from noise (p = 0.8" in rest) == ("lion", True)
+
+
+def test_the_baseline_of_a_sweep_is_its_best(tmp_path):
+    for lr, final in ((2.0**-12, 3.9), (2.0**-10, 3.5)):
+        fake(tmp_path, "muon", lr=lr, final=final)
+    fake(tmp_path, "adamw", lr=2.0**-9, final=3.6)
+    lines = text.lines(stats.rows(find([tmp_path])))
+    assert [line.gap for line in lines] == ["+0.4000", "baseline", "+0.1000"]
+    assert [line.p for line in lines] == ["one seed", "", "one seed"]
+    assert "Of a sweep, the best row is the baseline." in text.notes([line.row for line in lines])
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [(5, "5.00"), (1234, "1.23k"), (999.9, "1.00k"), (4.7e6, "4.70M"), (2e12, "2.00T"), (None, "")],
+)
+def test_counts(x, said):
+    assert text.count(x) == said
+
+
+def test_the_terminal_table_fits_a_hundred_columns(tmp_path):
+    comparison(tmp_path)
+    for wd in (2.0**-8, 0.1):
+        fake(tmp_path, "soda_all(schedule_free)", wd=wd, lr=3e-4, status=DIVERGED)
+    fake(tmp_path, "[bold]lion", status=None, done=0.25)
+    said = shown(find([tmp_path]))
+    assert all(len(line) <= 100 for line in said.splitlines())
+    assert "…" not in said
+    for words in ("baseline", "***", "diverged", "25%", "[bold]lion", "± 0.00", "2.1 MB"):
+        assert words in said, words
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_it_says(tmp_path, capsys):
+    comparison(tmp_path / "my-runs")
+    assert Report((tmp_path / "my-runs",), svg=True, baseline="adamw").run() == 0
+    said = capsys.readouterr().out
+    out = tmp_path / "my-runs" / "report.html"
+    assert str(out) in said
+    assert "<title>my runs</title>" in out.read_text()
+    assert (tmp_path / "my-runs" / "report-val.svg").exists()
+    assert re.search(r"adamw +3\.70\d\d ± 0\.00\d\d +3 +baseline", said)
+    again = Report((tmp_path / "my-runs",), out=tmp_path / "x.html", title="T")
+    assert again.run() == 0
+    assert "<title>T</title>" in (tmp_path / "x.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"runs": ("nothing",)}, "no runs in .*nothing: there is no run.jsonl"),
+        ({"runs": ("nothin",)}, "did you mean"),
+        ({"runs": ("one",), "baseline": "moun"}, "did you mean 'muon'"),
+    ],
+)
+def test_bad_input_is_named(options, message, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    fake(tmp_path / "one", "muon")
+    runs = tuple(tmp_path / name for name in options.pop("runs"))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        Report(runs, **options).run()
+    with pytest.raises(ValueError, match="at least one folder"):
+        Report(())

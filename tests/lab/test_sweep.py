@@ -1,0 +1,812 @@
+"""Many runs: grids are what they say, finished rows are kept whatever stops the rest, and one that
+fails does not take others with it. The commands from their arguments to their files."""
+
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from sodaopt import cli
+from sodaopt.lab import records, results, sweep, train
+from sodaopt.lab.board import Board, run_rows
+from sodaopt.lab.checkpoint import found
+from sodaopt.lab.commands import Compare, Sample, Sweep, axis, restore
+from sodaopt.lab.execution import NO_MEMORY, Execution
+from sodaopt.lab.job import Common, Job, Plan, resolve
+from sodaopt.lab.optimizers import NAMES, averaged, parse
+from sodaopt.lab.progress import short
+from sodaopt.lab.reproduce import Work, best, listing
+from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
+from sodaopt.lab.sweep import Local, Row, grid, left, rows
+from tests.support.lab_jobs import (
+    Command,
+    begin,
+    embedded,
+    exit_code,
+    flags,
+    job,
+    lines,
+    losses,
+    working,
+)
+
+assert embedded  # fixtures
+assert working
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork and no signals")
+lab = pytest.mark.usefixtures("lab")
+OUT, VOCAB = Path("out"), 1024
+
+# -- grids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("lr=2^-12..2^-8", "lr", [2**-12, 2**-11, 2**-10, 2**-9, 2**-8]),
+        ("lr=2^-8..2^-9", "lr", [2**-9, 2**-8]),
+        ("lr=2**-3", "lr", [0.125]),
+        ("lr=0.125..0.5", "lr", [0.125, 0.25, 0.5]),
+        ("wd=0, 0.1,1e-3", "wd", [0.0, 0.1, 0.001]),
+        ("horizon=1x,4x", "horizon", ["1x", "4x"]),
+        ("steps=64..256", "steps", [64, 128, 256]),
+        ("eval-every=5", "eval_every", [5]),
+        ("seed=0,1", "seed", [0, 1]),
+        ("data=../here", "data", ["../here"]),
+        ("fade=0.5:0.9,0.8:1", "fade", [(0.5, 0.9), (0.8, 1.0)]),
+        ("z0=init,zero", "z0", ["init", "zero"]),
+    ],
+)
+def test_axis(text: str, name: str, values: list[Any]) -> None:
+    found = axis(text)
+    assert found == (name, values)
+    assert [type(v) for v in found[1]] == [type(v) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lr", "SETTING=VALUE"),
+        ("lr=", "SETTING=VALUE"),
+        ("speed=1", "SETTING=VALUE"),
+        ("optimizer=muon", "SETTING=VALUE"),
+        ("lr=fast", "a number such as 0.1 or 2^-11"),
+        ("lr=2^99999", "a number such as 0.1 or 2^-11"),
+        ("lr=0.3..1", "powers of two"),
+        ("lr=0..1", "powers of two"),
+        ("lr=-4..-1", "powers of two"),
+        ("lr=1..nan", "a number such as 0.1 or 2^-11"),
+        ("wd=inf", "a number such as 0.1 or 2^-11"),
+        ("steps=1.5", "a whole number"),
+        ("steps=0.5..2", "a whole number"),
+    ],
+)
+def test_wrong_axis(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("^", r"\^")):
+        axis(text)
+
+
+def test_grid() -> None:
+    over = {"lr": [0.1, 0.2], "seed": [0, 1, 2]}
+    expected = [(0.1, 0), (0.1, 1), (0.1, 2), (0.2, 0), (0.2, 1), (0.2, 2)]
+    assert [(j.lr, j.seed) for j in grid(Job(), over)] == expected
+    with pytest.raises(ValueError, match="did you mean 'seed'"):
+        grid(Job(), {"sed": [1]})
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("muon", {"lr", "wd", "seed"}),
+        ("gpa(muon)", {"lr", "wd", "seed"}),
+        ("soda(muon)", {"lr", "seed"}),
+        ("uscion", {"lr", "seed"}),
+        ("soda_dagger", {"lr", "seed"}),
+    ],
+)
+def test_weight_decay_of_those_that_have_one(name: str, axes: set[str]) -> None:
+    found = Sweep((name,))._axes(name, {"lr": [0.1], "wd": [0.0, 0.1]})
+    assert set(found) == axes
+
+
+def test_an_axis_given_twice_has_the_values_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+
+    def keep(self: Sweep, todo: list[Job], *args: Any) -> int:
+        jobs.extend(todo)
+        return 0
+
+    monkeypatch.setattr(Sweep, "carry_out", keep)
+    Sweep(("muon",), over=("lr=2^-9", "lr=2^-8,2^-9")).run()
+    assert [it.lr for it in jobs] == [2**-9, 2**-8]
+
+
+def test_seeds_of_an_axis_or_of_their_own() -> None:
+    assert Sweep(("muon",), seeds=(3, 4))._axes("muon", {})["seed"] == (3, 4)
+    assert Sweep(("muon",), seeds=(3, 4))._axes("muon", {"seed": [7]})["seed"] == [7]
+
+
+OTHER: dict[str, Any] = {
+    "preset": "small", "data": "there", "lr": 0.1, "wd": 0.1, "steps": 7, "batch": 3, "context": 16,
+    "width": 64, "depth": 2, "head_dim": 16, "activation": 1.5, "warmup": 0.1, "warmdown": 0.2,
+    "alpha": 0.2, "alpha_bar": 0.3, "eval_every": 4, "eval_tokens": 99, "seed": 5,
+    "horizon": "2x", "z0": "zero", "fade": (0.5, 0.75), "optimizer": "soda(muon)",
+}  # fmt: skip
+HOW: dict[str, Any] = {
+    "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
+    "threads": 2, "checkpoint_every": 9, "log_every": 8,
+}  # fmt: skip
+
+
+def test_row_as_text() -> None:
+    """Every field survives, and none is missing from this test."""
+    assert {f.name for f in fields(Job)} == set(OTHER)
+    assert {f.name for f in fields(Execution)} == set(HOW)
+    for name, value in OTHER.items():
+        optimizer = "soda(muon)" if name in ("z0", "fade") else "muon"
+        it = Job(**{"optimizer": optimizer} | {name: value})
+        row = Row(it, Path("a b/ü"), Execution(**HOW))
+        again = Row.parse(row.text())
+        assert again == row
+        assert getattr(again.job, name) == value
+    for name, value in HOW.items():
+        execution = Execution(**{name: value})
+        assert Row.parse(Row(Job(), OUT, execution).text()).execution == execution
+
+
+def test_rows_are_different_jobs() -> None:
+    jobs = [job("muon"), job("Muon"), job("muon", warmup=0.0), job("muon", seed=1)]
+    found = rows(jobs, OUT, Execution(), VOCAB)
+    assert [row.job.seed for row in found] == [0, 1]
+    assert len({row.folder for row in found}) == 2
+
+
+# -- rows that run --------------------------------------------------------------------------------
+
+
+def some(*jobs: Job, **how: Any) -> list[Row]:
+    return rows(jobs, OUT, Execution(**{"threads": 1} | how), VOCAB)
+
+
+def run_all(found: list[Row], workers: int = 2) -> list[sweep.Outcome]:
+    return run_rows(found, workers, Console(quiet=True))
+
+
+@lab
+def test_finished_rows_are_kept() -> None:
+    first = some(job("muon"))
+    assert run_all(first) == []
+    before = (first[0].folder / records.FILE).stat().st_mtime_ns
+    more = some(job("muon"), job("adamw"))
+    assert left(more) == more[1:]
+    assert run_all(more) == []
+    assert left(more) == []
+    assert (first[0].folder / records.FILE).stat().st_mtime_ns == before
+    assert [len(lines(row.folder, "run")) for row in more] == [1, 1]
+
+
+@lab
+def test_a_row_runs_as_it_does_alone() -> None:
+    (row,) = some(job("soda(muon)"))
+    assert run_all([row]) == []
+    train.train(row.job, Path("alone"))
+    assert losses(row.folder) == losses(Path("alone"))
+
+
+@lab
+def test_a_run_that_diverges_is_done() -> None:
+    found = some(job("adamw", lr=1e30, warmup=0.0), job("muon"))
+    assert run_all(found) == []
+    assert [row.run().finished for row in found] == [False, True]  # type: ignore[union-attr]
+
+
+def bad_key(*args: Any, **how: Any) -> None:
+    raise KeyError("lost")
+
+
+@lab
+def test_a_row_that_fails() -> None:
+    """A file where its folder should be; the others run."""
+    found = some(*(job("muon", seed=s) for s in range(3)))
+    OUT.mkdir()
+    found[1].folder.write_text("in the way")
+    outcomes = {o.row: o for o in Local(2)(found)}
+    assert [bool(outcomes[row].error) for row in found] == [False, True, False]
+    assert "in the way" not in outcomes[found[1]].error
+    assert all(outcomes[row].run.finished for row in (found[0], found[2]))  # type: ignore[union-attr]
+
+
+@lab
+def test_any_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = some(job("muon"))
+    monkeypatch.setattr(train, "train", bad_key)
+    assert sweep.work(row.text()) == "KeyError: 'lost'"
+
+
+@lab
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"kind": "run", "format": 99}\n', "has format 99"),
+        ('{"kind": "ru\n{"kind": "step", "step": 1}\n', "does not begin with a run record"),
+    ],
+)
+def test_a_record_that_cannot_be_read(
+    text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said for its row; the others run, and a report has all that can be read."""
+    bad, good = some(job("muon"), job("adamw"))
+    bad.folder.mkdir(parents=True)
+    (bad.folder / records.FILE).write_text(text)
+    arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "1", "--workers", "1",
+                 "--threads", "1", "--out", "out"]  # fmt: skip
+    assert cli.main(arguments) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{bad.folder / records.FILE} {words}" in out
+    assert "1 of 2 runs are not done" in out
+    assert good.run().finished  # type: ignore[union-attr]
+    assert cli.main(["report", "out"]) == 0
+    assert f"skipped: {bad.folder / records.FILE} {words}" in capsys.readouterr().out
+
+
+@lab
+def test_what_a_run_noted_is_said_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that it saw its data again: a worker has no progress of its own to say it."""
+    (row,) = some(job("muon"))
+    writer = records.Writer(row.folder)
+    writer.write("run", format=records.FORMAT, job={})
+    for _ in range(2):  # again, after a stop
+        writer.write("note", step=3, text="step 3: [it] could not be saved")
+    writer.write("end", step=6, status=records.FINISHED, val_loss=4.0, seconds=1.0, epochs=2.5)
+    writer.close()
+    board = Board(Console(), [row], 0)
+    board.end(sweep.Outcome(row, row.run()))
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "[1/1] muon, seed 0: validation loss 4.0000 (0:01)",
+        "  step 3: [it] could not be saved",
+        "  it saw some tokens more than once, in 2.5 epochs",
+    ]
+
+
+def test_each_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for count, names in ((1, ["auto"] * 3), (2, ["cuda:0", "cuda:1", "cuda:0"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert [Execution().placed(slot).device for slot in range(3)] == names
+        assert Execution(device="cuda:0").placed(1).device == "cuda:0"
+        assert Compare(("muon",))._placed(9)[0] == count
+    seen = []
+    monkeypatch.setattr(sweep, "_worker", lambda: Recorder(seen))
+    found = some(job("muon"), job("adamw"))
+    assert len(list(Local(2)(found))) == 2
+    assert sorted(Row.parse(text).execution.device for text in seen) == ["cuda:0", "cuda:1"]
+
+
+class Recorder:
+    """A worker that is only asked."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def submit(self, call: Any, text: str) -> Future[str]:
+        self.seen.append(text)
+        future: Future[str] = Future()
+        future.set_result("")
+        return future
+
+    def shutdown(self, wait: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("mps", "'mps' is not supported: use cpu, cuda or cuda:1"),
+        ("meta", "'meta' is not supported"),
+        ("cuda:2", "there is no cuda:2: use cuda:0 to cuda:1"),
+        ("gpu", "no such device: 'gpu'"),
+    ],
+)
+def test_devices_that_are_not(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        Execution(device=device)
+
+
+def no_memory(*args: Any, **how: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has ...")
+
+
+@lab
+def test_a_gpu_that_is_too_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = some(job("muon"))
+    monkeypatch.setattr(train, "train", no_memory)
+    monkeypatch.setattr("sodaopt.lab.commands.train", no_memory)
+    assert sweep.work(row.text()) == NO_MEMORY
+    assert cli.main(["train", *flags()]) == 2
+    assert capsys.readouterr().err == f"sodaopt: {NO_MEMORY}\n"
+    assert "--micro-batch" in NO_MEMORY
+
+
+def sweeping(*more: str, steps: int = 6, workers: int = 2, prepare: Any = None) -> Command:
+    return begin(["sweep", "muon", "adamw", *flags(steps=steps), "--over", "lr=2^-10..2^-9",
+                  "--workers", str(workers), "--out", "out", "--threads", "1", *more],
+                 prepare)  # fmt: skip
+
+
+def ended() -> set[Path]:
+    return {p.parent for p in OUT.rglob(records.FILE) if lines(p.parent, "end")}
+
+
+def dies() -> None:
+    """The process of the second row is ended by the system, as it does when memory is short."""
+    ordinary = train.train
+
+    def killed(it: Job, *args: Any, **how: Any) -> Any:
+        if (it.optimizer, it.lr) == ("muon", 2**-9) and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ordinary(it, *args, **how)
+
+    train.train = killed
+
+
+@lab
+def test_a_worker_that_dies() -> None:
+    command = sweeping(prepare=dies)
+    assert command.end() == 1
+    assert "lr 0.00195: its process was killed (out of memory?)" in command.output
+    assert command.output.count("validation loss") >= 3
+    assert len(ended()) == 3
+    assert "1 of 4 runs are not done: the same command goes on" in command.output
+    command = sweeping(prepare=dies)
+    assert command.end() == 0, command.output
+    assert "3 of 4 runs are done already" in command.output
+
+
+@lab
+def test_a_killed_sweep() -> None:
+    command = sweeping(workers=1)
+    command.until(lambda: len(ended()) >= 1)
+    command.signal(signal.SIGKILL)
+    assert command.end() == -signal.SIGKILL
+    kept = {folder: (folder / records.FILE).stat().st_mtime_ns for folder in ended()}
+    assert 1 <= len(kept) < 4
+    command = sweeping()
+    assert command.end() == 0, command.output
+    assert f"{len(kept)} of 4 runs are done already" in command.output
+    assert len(ended()) == 4
+    for folder, time_ in kept.items():
+        assert (folder / records.FILE).stat().st_mtime_ns == time_
+        assert len(lines(folder, "run")) == 1
+
+
+def begun() -> list[Path]:
+    return [p.parent for p in OUT.rglob(records.FILE) if lines(p.parent, "step")]
+
+
+@lab
+@pytest.mark.parametrize("how", ["group", "alone", "killed"])
+def test_an_interrupted_sweep(how: str) -> None:
+    """Ctrl-C: what runs is saved, what waits is not begun; also where the signal reaches the sweep
+    alone. One that is killed leaves no worker behind: they save their rows too."""
+    long = "--eval-every", "50000", "--log-every", "1"
+    command = sweeping(*long, steps=100_000)
+    command.until(lambda: len(begun()) == 2)
+    if how != "killed":
+        assert command.process.pid
+        (os.killpg if how == "group" else os.kill)(command.process.pid, signal.SIGINT)
+        assert command.end() == 130, command.output
+        assert "the same command goes on" in command.output
+    else:
+        command.process.kill()
+        command.end()
+    deadline = time.monotonic() + 30
+    while len(ended()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(begun()) == len(ended()) == 2
+    saved = {}
+    for folder in begun():
+        (end,) = lines(folder, "end")
+        assert end["status"] == records.STOPPED
+        saved[folder] = end["step"]
+        assert found(folder / "checkpoints")[-1].stem == f"step-{end['step']:08d}"
+    command = sweeping(*long, steps=100_000)
+    command.until(lambda: all(len(lines(folder, "run")) == 2 for folder in saved))
+    command.signal(signal.SIGINT)
+    assert command.end() == 130
+    for folder, step in saved.items():
+        assert lines(folder, "run")[1]["resumed"] == step
+
+
+def spawns() -> None:
+    """As outside of tests: workers take seconds to start."""
+    sweep.START = "spawn"
+    began = sweep.ProcessPoolExecutor.submit
+
+    def submit(self: Any, *args: Any) -> Any:
+        future = began(self, *args)
+        Path("started").touch()
+        return future
+
+    sweep.ProcessPoolExecutor.submit = submit  # type: ignore[method-assign,assignment]
+
+
+@lab
+def test_a_sweep_interrupted_while_its_workers_start() -> None:
+    command = sweeping(workers=1, prepare=spawns)
+    command.until(Path("started").exists)
+    time.sleep(0.5)  # it imports what it needs
+    command.signal(signal.SIGINT)
+    assert command.end() == 130, command.output
+    assert command.output == "stopped: the same command goes on\n"
+    assert not begun()
+
+
+@lab
+def test_workers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they start outside of tests."""
+    monkeypatch.setattr(sweep, "START", "spawn")
+    assert run_all(some(job("muon")), workers=1) == []
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+@lab
+def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["compare", "muon", "soda(muon)", *flags(), "--seeds", "2", "--out", "out",
+                 "--workers", "2", "--threads", "1"]  # fmt: skip
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    for words in ("[4/4]", "soda(muon)", "validation loss", "report: out/report.html"):
+        assert words in out
+    assert len(ended()) == 4
+    page = (OUT / "report.html").read_text()
+    assert "soda(muon)" in page
+    assert cli.main(arguments) == 0
+    assert "4 of 4 runs are done already" in capsys.readouterr().out
+
+    (OUT / "report.html").unlink()
+    assert cli.main(["report", "out", "--title", "Two of them"]) == 0
+    assert "Two of them" in (OUT / "report.html").read_text()
+    assert "soda(muon)" in capsys.readouterr().out
+
+
+@lab
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "muom"], "did you mean 'muon'"),
+        (["compare", "muon", "soda(muon)", "--wd", "0.1"], "soda(muon) has no weight decay"),
+        (["compare", "muon", "--workers", "0"], "workers must be at least 1"),
+        (["compare", "muon", "--seeds", "0"], "at least one seed"),
+        (["compare", "muon", "--wd", "nan"], "a number such as 0.1 or 2^-11 is needed"),
+        (["compare", "muon", "--preset", "Nanoo"], "did you mean 'nano'"),
+        (["train", "--preset", "GPT-1B"], "did you mean 'gpt-1b'"),
+        (["sweep", "muon", "--seeds"], "at least one seed, such as --seeds 0 1"),
+        (["sweep", "muon", "--over", "rate=1"], "SETTING=VALUE"),
+        (["sweep"], "at least one optimizer"),
+        (["sample", "nothing"], "nothing"),
+        (["sample", ".", "--tokens", "0"], "must be at least 1"),
+        (["reproduce", "table-layer"], "did you mean 'table-layers'"),
+        (["reproduce", "table-layers", "--seeds", "0"], "seeds must be at least 1"),
+        (["reproduce", "table-layers", "--workers", "0"], "workers must be at least 1"),
+        (["report", "nothing"], "nothing"),
+    ],
+)
+def test_wrong_commands(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not OUT.exists()
+
+
+@lab
+def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """`sodaopt report` makes the page that is there: its order, its baseline and its title."""
+
+    def compare(*names: str) -> str:
+        arguments = ["compare", *names, *flags(steps=2), "--seeds", "1", "--out", "out",
+                     "--workers", "1", "--threads", "1"]  # fmt: skip
+        assert cli.main(arguments) == 0
+        return (OUT / "report.html").read_text()
+
+    def report() -> str:
+        capsys.readouterr()
+        assert cli.main(["report", "out"]) == 0
+        return (OUT / "report.html").read_text()
+
+    page = compare("soda(muon)", "muon")
+    assert "<title>soda(muon) vs muon</title>" in page
+    assert report() == page
+    assert "adamw" in compare("muon", "adamw")
+    page = report()  # of all that the folder holds, in the order of the last comparison
+    assert "<title>out</title>" in page
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "finished" in line]
+    assert names == ["muon", "adamw", "soda(muon)"]
+    (OUT / "report.json").write_text("{")
+    assert "<title>out</title>" in report()
+
+
+@lab
+def test_a_power_of_two_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in (["--lr", "2^-11"], ["--lr=2**-11"], ["--lr", "0.00048828125"]):
+        assert cli.main(["train", "--optimizer", "muon", *flag, "--dry-run"]) == 0
+        assert "muon, lr 0.0004883:" in capsys.readouterr().out
+
+
+@lab
+def test_a_run_that_diverged_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "--optimizer", "adamw", "--lr", "1e30", *flags(warmup=0), "--out", "a"]
+    assert cli.main(arguments) == 1
+    assert capsys.readouterr().out.count("diverged: the ") == 1
+    assert cli.main(arguments) == 1
+    assert "a has ended before: diverged: the " in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves() -> None:
+    """`sodaopt reproduce --list | head -1` ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "sodaopt.cli", "reproduce", "--list"]
+    where = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=where, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0.5, "0.5"), (999, "999"), (999.9, "1k"), (12345, "12.3k"), (2.6e9, "2.6G"),
+     (1.81e12, "1.81T"), (1.86e18, "1.86E")],
+)  # fmt: skip
+def test_short_numbers(n: float, text: str) -> None:
+    assert short(n) == text
+
+
+@pytest.mark.parametrize("flag", ["temperature=-1", "temperature=nan", "top_k=0", "count=0"])
+def test_no_sample(flag: str) -> None:
+    name, value = flag.split("=")
+    with pytest.raises(ValueError, match="at least 1, temperature at least 0"):
+        Sample(Path("a"), **{name: float(value)})  # type: ignore[arg-type]
+
+
+@lab
+@pytest.mark.parametrize("name", ["muon", "schedule_free(adamw)"])
+def test_sample(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def text(*more: str) -> str:
+        arguments = ["sample", "a", "--tokens", "5", "--prompt", "The sea", *more]
+        assert cli.main(arguments) == 0
+        return capsys.readouterr().out
+
+    asked = iter([False, False, True])
+    train.train(job(name, lr=0.01), Path("a"), stop=lambda: next(asked, False))
+    half = text()
+    assert half.startswith("The sea")
+    assert half == text()
+    assert text("--count", "2", "--temperature", "0").count("The sea") == 2
+    model, _ = restore(records.read(Path("a")))
+    state = model.state_dict()
+
+    seen = {}
+
+    def three(self: Any, *args: Any) -> None:
+        if self.step == 3:
+            with averaged(self.optimizer):
+                seen.update({n: p.clone() for n, p in self.model.state_dict().items()})
+
+    with pytest.MonkeyPatch.context() as patch:  # the output of the method at that step
+        patch.setattr("sodaopt.lab.training.Training._look", three)
+        train.train(job(name, lr=0.01), Path("b"))
+    assert all(torch.equal(state[n], seen[n]) for n in seen)
+
+    run = train.train(job(name, lr=0.01), Path("a"))
+    assert run.finished
+    final = restore(run)[0].state_dict()
+    assert not torch.equal(final["head.weight"], state["head.weight"])
+    assert text().startswith("The sea")
+
+
+# -- the paper's studies --------------------------------------------------------------------------
+
+
+def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert out.strip() == listing()
+    assert all(name in out for name in (*STUDIES, *DEFINITIONS, *SCALES))
+    for name in DEFINITIONS:
+        assert cli.main(["reproduce", name]) == 0
+        assert "nothing to train" in capsys.readouterr().out
+
+
+def work(study: str, scale: str, **changes: Any) -> Work:
+    return Work(STUDIES[study], replace(SCALES[scale], **changes), {}, OUT, Execution(), 1, 50304,
+                Console(quiet=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_cell_is_a_job(study: str, scale: str) -> None:
+    it = STUDIES[study]
+    found = work(study, scale)
+    jobs = found.jobs(dict(SCALES[scale].lr))
+    plans: list[Plan] = [resolve(j, 50304) for j in jobs]
+    count = SCALES[scale].seeds * len(it.rows(SCALES[scale])) * len(it.cells)
+    assert len({p.key for p in plans}) == len(plans) == count
+    columns = [cell.column for cell in it.cells]
+    assert len(set(columns)) == len(columns)
+    assert all(column in columns for pair in it.pairs for column in pair)
+    for label, values in it.published.items():
+        assert len(values) == len(columns)
+        assert label in ("1x", "4x")
+    for base in {cell.base for cell in it.cells}:
+        assert parse(base).wrapper is None
+        assert len(found._grid(base, {})) == 3
+    if scale == "paper":
+        for p in plans:
+            assert p.shape.depth == 12
+            assert p.settings.lr == p.name.spec.lr
+            assert p.batch * p.shape.context == 2**19
+
+
+@pytest.mark.parametrize(
+    ("tried", "following"),
+    [
+        ({}, [2**-11, 2**-10, 2**-9]),
+        ({1: 5.0, 2: 4.0, 4: 4.5}, []),
+        ({1: 3.0, 2: 4.0, 4: 4.5}, [0.5]),
+        ({1: 5.0, 2: 4.0, 4: 3.5}, [8]),
+        ({1: 5.0, 2: 4.0, 4: math.inf}, []),
+        ({1: math.inf, 2: math.inf, 4: math.inf}, [0.5]),
+    ],
+)
+def test_learning_rates_to_try(tried: dict[float, float], following: list[float]) -> None:
+    assert work("table-layers", "proxy")._grid("muon", tried) == following
+
+
+def test_tuning_holds_its_best_point_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is lowest at 2^-13, three below the middle of the first grid."""
+    monkeypatch.setattr(Work, "run", lambda self, jobs: None)
+    monkeypatch.setattr(Work, "_loss", lambda self, j: abs(math.log2(j.lr) + 13))
+    tried = work("fig-wd-sweep", "proxy").tune()
+    assert list(tried) == ["muon"]
+    assert best(tried["muon"]) == 2**-13
+    assert sorted(tried["muon"]) == [2.0**e for e in range(-14, -8)]
+
+
+@lab
+def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["preset=nano", "horizon=0.0004x", "width=32", "depth=1", "head-dim=16",
+                "context=32", "batch=2", "eval_tokens=256", "warmup=0"]  # fmt: skip
+    arguments = ["reproduce", "table-layers", "--data", "embedded", "--tune", "False", "--seeds",
+                 "2", "--workers", "2", "--threads", "1", "--out", "out", "--settings",
+                 *settings]  # fmt: skip
+    assert cli.main([*arguments, "--dry-run"]) == 0
+    planned = [Row.parse(line).job for line in capsys.readouterr().out.splitlines()]
+    assert len(planned) == 14
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    folder = OUT / "table-layers-proxy"
+    numbers = results.read(folder / "results.json")
+    assert results.markdown(numbers) in out
+    assert (folder / "report.html").exists()
+    typed = shlex.split(numbers["command"])
+    assert typed[:5] == ["sodaopt", "reproduce", "table-layers", "--scale", "proxy"]
+    assert set(arguments) <= set(typed)
+    capsys.readouterr()
+    assert cli.main([*typed[1:], "--dry-run"]) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert [Row.parse(line).job for line in again] == planned
+    columns = [cell.column for cell in STUDIES["table-layers"].cells]
+    assert {cell["row"] for cell in numbers["cells"]} == {"0.000426x"}
+    assert [cell["column"] for cell in numbers["cells"]] == columns
+    for cell, it in zip(numbers["cells"], planned, strict=False):
+        assert len(cell["losses"]) == 2
+        assert cell["mean"] == pytest.approx(sum(cell["losses"]) / 2)
+        assert cell["lr"] == it.lr
+    muon, hidden = numbers["cells"][0]["losses"], numbers["cells"][1]["losses"]
+    gap = numbers["differences"][0]
+    assert (gap["one"], gap["other"], gap["n"]) == ("SODA(Muon) hidden", "Muon", 2)
+    assert gap["mean"] == pytest.approx(sum(hidden) / 2 - sum(muon) / 2)
+
+
+@lab
+def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Steps instead of a horizon; the cells take the learning rate that did best."""
+    arguments = ["reproduce", "fig-anchor", "--data", "embedded", "--seeds", "1", "--workers", "2",
+                 "--threads", "1", "--out", "out", "--settings", "preset=nano", "steps=2",
+                 "width=32", "depth=1", "head_dim=16", "context=32", "batch=2",
+                 "eval_tokens=64"]  # fmt: skip
+    assert cli.main(arguments) == 0
+    assert "Learning rates of the baselines" in capsys.readouterr().out
+    numbers = results.read(OUT / "fig-anchor-proxy" / "results.json")
+    tried = {float(lr): loss for lr, loss in numbers["learning_rates"]["uscion"].items()}
+    finite = {lr: loss for lr, loss in tried.items() if loss is not None}
+    assert min(tried) < best(finite) < max(tried)
+    assert [cell["lr"] for cell in numbers["cells"]] == [best(finite)] * 2
+    assert [cell["steps"] for cell in numbers["cells"]] == [2, 2]
+    assert [cell["row"] for cell in numbers["cells"]] == ["0.000142x"] * 2
+
+
+@lab
+@pytest.mark.parametrize(("error", "code"), [("", 130), ("OSError: no room", 1)])
+def test_reproduce_unfinished(
+    error: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def last_fails(todo: list[Row], *args: Any) -> list[sweep.Outcome]:
+        return [sweep.Outcome(todo[-1], None, error)]
+
+    monkeypatch.setattr("sodaopt.lab.reproduce.run_rows", last_fails)
+    assert cli.main(["reproduce", "fig-anchor", "--data", "embedded"]) == code
+    out = capsys.readouterr().out
+    assert "1 of 3 runs are not done" in out
+    assert error in out
+    assert "the same command goes on" in out
+
+
+def numbers(**more: Any) -> results.Numbers:
+    cell = {"row": "1x", "column": "Muon", "optimizer": "muon", "lr": 2**-10, "steps": 5,
+            "epochs": 0.5, "losses": [3.0, 3.2], "mean": 3.1, "spread": 0.1414, "diverged": 0,
+            "tokens_per_second": [1e6, 1e6]}  # fmt: skip
+    lost = cell | {"column": "SODA(Muon)", "losses": [None, None], "mean": None, "spread": None,
+                   "diverged": 2, "tokens_per_second": [None, None]}  # fmt: skip
+    return {
+        "title": "A table", "command": "sodaopt reproduce it", "parameters": 6_800_000,
+        "environment": {"device": "cpu", "torch": "2"}, "cells": [cell, lost],
+        "data": {"name": "embedded", "train_tokens": 10**6, "vocab": 1024},
+        "published": {"1x": [3.28146, 3.26654]}, "differences": [
+            {"row": "1x", "one": "SODA(Muon)", "other": "Muon", "mean": -0.01, "spread": None,
+             "n": 1, "p": None}],
+        "learning_rates": {"muon": {"0.25": None, "0.5": 3.0}, "scion": {"0.5": None}},
+    } | more  # fmt: skip
+
+
+def test_numbers_as_a_page(tmp_path: Path) -> None:
+    it = numbers()
+    results.write(tmp_path / "results.json", it)
+    assert results.read(tmp_path / "results.json") == json.loads(json.dumps(it))
+    text = results.markdown(it)
+    for line in ("## A table", "| 1x | 3.1000 ± 0.1414 | diverged |",
+                 "| *paper, 124M* | *3.28146* | *3.26654* |",
+                 "| 1x | SODA(Muon) | Muon | -0.0100 | - | - | 1 |"):  # fmt: skip
+        assert line in text
+    assert any(row.startswith("| muon | diverged | **3.0000** |") for row in text.splitlines())
+    page = results.page([it, it], "# Numbers")
+    assert page.startswith("# Numbers\n")
+    assert page.count("## A table") == 2
+    bare = results.markdown(numbers(differences=[], learning_rates={}))
+    assert "Learning rates" not in bare
+    assert "Differences" not in bare
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_a_job(name: str) -> None:
+    assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
+    assert parse(name.upper().replace("(", " ( ")) == parse(name)
+    assert isinstance(resolve(Job(optimizer=name), VOCAB), Plan)
+
+
+def test_what_runs_share_is_part_of_a_job() -> None:
+    assert {f.name for f in fields(Common)} < {f.name for f in fields(Job)}

@@ -1,0 +1,157 @@
+"""`sodaopt theory` as a user calls it, and the page it fills."""
+
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from sodaopt import cli
+from sodaopt.theory import command, figures, report, study
+from sodaopt.theory.checks import Check
+from sodaopt.theory.experiments import CASES, Curve, Row
+from sodaopt.theory.remarks import Anchor
+
+Console = pytest.importorskip("rich.console").Console
+pytest.importorskip("tyro")
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "theory.md"
+
+
+def test_the_command_runs_and_writes_what_it_says(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert (
+        cli.main(["theory", "--only", "anchor", "mutants", "--jobs", "1", "--out", str(out)]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "[1/14] anchor: distance" in said, "without a terminal, a line for each task"
+    assert "4 of 4 hold" in said
+    assert "mutant alpha_bar = 0: caught by E1, E3" in said
+    names = {path.name for path in out.iterdir()}
+    assert names == {"theory.json", "theory.csv", "theory-anchor.png", "theory-anchor.svg"}
+    rows = list(csv.DictReader((out / "theory.csv").open()))
+    assert [row["holds"] for row in rows] == ["True"] * 4
+    assert json.loads((out / "theory.json").read_text())["anchors"]["distance"]["xs"][0] == 1
+
+
+def test_two_processes_give_the_same_numbers_as_one():
+    alone, shared = (list(study.run(["anchor"], jobs))[-1][1] for jobs in (1, 2))
+    assert alone == shared
+
+
+def test_a_violated_bound_is_an_exit_code(tmp_path, monkeypatch):
+    bad = Row("x", "smooth", "mine", "here", 9, 1.0, 2.0, None, "", False)
+    monkeypatch.setattr(study, "run", lambda only, jobs: iter([("done", study.Study(rows=[bad]))]))
+    assert cli.main(["theory", "--jobs", "1", "--out", str(tmp_path)]) == 1
+
+
+def test_a_terminal_gets_a_progress_bar():
+    console = Console(force_terminal=True, file=io.StringIO(), width=100)
+    with command._progress(console, 2) as advance:
+        advance("one")
+        advance("two")
+    assert "━" in console.file.getvalue()
+
+
+def test_mutants_are_shown_with_what_caught_them():
+    found = {"E1": Check("E1", 2.0, 1.0), "E2": Check("E2", 0.0, 1.0)}
+    console = Console(file=io.StringIO(), width=100)
+    command.Theory()._show(study.Study(mutants={"alpha = 7": found}), console)
+    assert "mutant alpha = 7: caught by E1\n" in console.file.getvalue()
+
+
+def test_help_lists_the_commands_and_their_options(capsys):
+    assert cli.main(["--help"]) == 0
+    assert "theory" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as done:
+        cli.main(["theory", "--help"])
+    assert done.value.code == 0
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--out", "--only", "--jobs", "--docs"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["theroy"], "did you mean 'theory'?"),
+        (["theory", "--only", "rates", "--docs", "docs"], "needs all parts"),
+        (["theory", "--only", "ratse"], "lemmas"),
+        (["theory", "--jobs", "0"], "at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(argv, message, capsys):
+    try:
+        code = cli.main(argv)
+    except SystemExit as done:
+        code = done.code
+    assert code == 2
+    said = capsys.readouterr()
+    assert message in " ".join((said.err + said.out).split())
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(["theory"]) == 2
+    assert "pip install 'sodaopt[lab]'" in capsys.readouterr().err
+
+
+def test_the_table_shows_the_worst_of_each_lemma():
+    rows = [
+        Row("E1", "E1", "f", "one", 9, 1.0, 0.1, None, "", True),
+        Row("E1", "E1", "g", "two", 9, 1.0, 0.4, None, "", True),
+        Row("ODA regret", "ODA regret", "f", "one", 9, 1.0, 0.3, None, "", True),
+        Row("ODA regret", "ODA regret", "f", "two", 9, 1.0, 0.2, None, "", False),
+    ]
+    e1, first, second = report.condensed(rows)
+    assert (e1.problem, e1.measured, e1.setting) == ("g", 0.4, "all settings")
+    assert (first.holds, second.holds) == (True, False)
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_the_table_fits_the_terminal(width):
+    row = Row("noisy", "smooth", "quadratic, noisy", "lam_bar = lam/10", 1024, 0.0574, 0.0038,
+              -0.48, "-0.5 +- 0.1", True)  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    console.print(report.table([row], console.width))
+    said = console.file.getvalue()
+    assert all(len(line) <= width for line in said.splitlines())
+    assert "…" not in said
+    assert all(word in said for word in ("smooth", "0.0574", "0.0038", "-0.48", "yes"))
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def test_fill_replaces_what_is_between_markers_and_nothing_else():
+    anchor = Anchor([1.0], [1.0], [2.0], [3.0], [4.0])
+    row = Row("fast", "accelerated", "f", "s", 9, 2.0, 1.0, -2.09, "<= -2", True)
+    curve = Curve("fast", [9], [1.0], [1.0], [2.0])
+    done = study.Study(rows=[row], curves={"fast": curve}, anchors={"a": anchor})
+    page = "Slope <!-- begin slope.fast -->old<!-- end -->, kept."
+    want = "Slope <!-- begin slope.fast -->−2.09<!-- end -->, kept."
+    assert report.fill(page, done) == want
+    assert report.fill(want, done) == want
+    with pytest.raises(ValueError, match=r"'slope\.none', which the study does not have"):
+        report.fill("<!-- begin slope.none --><!-- end -->", done)
+
+
+def test_the_page_is_filled_and_its_figures_are_there():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("<!-- begin ") == text.count("<!-- end -->") == len(report.MARK.findall(text))
+    bodies = {match["key"]: match["body"] for match in report.MARK.finditer(text)}
+    assert all(body.strip() for body in bodies.values()), "run: sodaopt theory --docs docs"
+    for line in text.splitlines():  # there a comment would end the paragraph
+        assert not re.match(r"\s*<!-- begin (?!table|mutants|comparison)", line), line
+    keys = {key.split(".", 1)[1] for key in bodies if key.startswith("slope.")}
+    known = {case.key for case in CASES} | {"tandem", "optimism", "averaging", "descent",
+                                            "distance-zero"}  # fmt: skip
+    assert keys <= known
+    for name in re.findall(r"\]\(figures/([^)]+)\)", text):
+        assert (PAGE.parent / "figures" / name).exists(), name
+    drawn = {f"theory-{name}.svg" for name in figures.FIGURES}
+    assert drawn == set(re.findall(r"\]\(figures/([^)]+)\)", text))

@@ -1,0 +1,115 @@
+"""Runs of other optimizers go on under SODA, and weights leave as plain tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Muon
+
+from sodaopt import GPA, SODA, ScheduleFree, SODAWrapper, anchors, continue_from, export, zoo
+from tests.support.tables import network
+
+
+def feed(opt: Any, ps: list[Parameter], steps: range) -> None:
+    for k in steps:
+        for p in ps:
+            rng = torch.Generator().manual_seed(k)
+            p.grad = torch.randn(p.shape, generator=rng, dtype=torch.float64).to(p.dtype)
+        opt.step()
+
+
+@pytest.mark.parametrize("cls", [AdamW, Muon, Adam, SGD], ids=lambda c: c.__name__)
+def test_from_a_checkpoint_with_decay(cls: Any) -> None:
+    old, new = network(torch.float32), network(torch.float32, seed=1)
+    running = cls(old, lr=0.01, weight_decay=0.1)
+    feed(running, old, range(4))
+    opt = SODAWrapper(cls(new, lr=0.5, weight_decay=0))
+    continue_from(opt, running.state_dict())
+    for w, v in zip(new, old, strict=True):
+        w.data.copy_(v)
+    z0 = [w.detach().clone() for w in new]
+    assert opt.param_groups[0]["weight_decay"] == 0
+    assert opt.param_groups[0]["lr"] == 0.01
+    feed(opt, new, range(4, 6))
+    for w, z in zip(new, z0, strict=True):
+        assert torch.equal(opt.state[w]["soda_z0"], z)
+    for key in running.state[old[0]]:  # the moments went on
+        if key != "step":
+            assert opt.state[new[0]][key].norm() > 0
+
+
+def test_from_schedule_free() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    old, new = network(torch.float32), network(torch.float32)
+    running = schedulefree.AdamWScheduleFree(old, lr=0.01, weight_decay=0.1)
+    running.train()
+    feed(running, old, range(5))
+    running.eval()
+    for w, v in zip(new, old, strict=True):
+        w.data.copy_(v)
+    opt = SODAWrapper(AdamW(new, lr=0.02, weight_decay=0))
+    continue_from(opt, running.state_dict())
+    assert opt.state[new[0]]["step"] == 5
+    assert torch.equal(opt.state[new[0]]["exp_avg_sq"], running.state[old[0]]["exp_avg_sq"])
+    feed(opt, new, range(5, 8))
+    assert opt.param_groups[0]["soda_k"] == 3
+
+
+def test_other_groups_are_refused() -> None:
+    opt = SODAWrapper(AdamW(network(), weight_decay=0))
+    two = AdamW([{"params": network()}, {"params": network()}])
+    with pytest.raises(ValueError, match="has 2 parameter groups and the optimizer 1"):
+        continue_from(opt, two.state_dict())
+
+
+EXPORTS = {
+    "SODAWrapper": lambda net: SODAWrapper(SGD(net.parameters(), 0.1)),
+    "ScheduleFree": lambda net: ScheduleFree(SGD(net.parameters(), 0.1)),
+    "GPA": lambda net: GPA(SGD(net.parameters(), 0.1)),
+    "zoo.schedule_free": lambda net: SODA(net.parameters(), 0.1, zoo.schedule_free()),
+    "AdamW": lambda net: AdamW(net.parameters()),
+}
+
+
+@pytest.mark.parametrize("make", EXPORTS.values(), ids=EXPORTS)
+def test_export(make: Any) -> None:
+    net = nn.Linear(4, 3)
+    opt = make(net)
+    feed(opt, list(net.parameters()), range(5))
+    y = [p.detach().clone() for p in net.parameters()]
+    x = export(net, opt)
+    assert all(torch.equal(p, v) for p, v in zip(net.parameters(), y, strict=True))
+    feed(opt, list(net.parameters()), range(5, 6))  # still in train mode
+    if hasattr(opt, "eval"):
+        opt.eval()
+        in_eval = export(net, opt)
+        assert all(torch.equal(in_eval[n], t) for n, t in net.state_dict().items())
+    assert set(x) == {"weight", "bias"}
+
+
+def test_finetuning_pulls_back_to_the_pretrained_weights(tmp_path: Any) -> None:
+    """With the anchor in the file, weights that start elsewhere come back to it."""
+    save = pytest.importorskip("safetensors.torch").save_file
+    net = nn.Linear(4, 3)
+    save(net.state_dict(), tmp_path / "model.safetensors")
+    pretrained = {n: t.clone() for n, t in net.state_dict().items()}
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    anchor = anchors.FromFile(tmp_path / "model.safetensors", net)
+    opt = SODAWrapper(SGD(net.parameters(), 0.1), anchor=anchor)
+    for _ in range(50):
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        opt.step()
+    for n, p in net.named_parameters():
+        torch.testing.assert_close(p.detach(), pretrained[n] + 1 / 51, rtol=1e-4, atol=1e-4)
+    wide = nn.Linear(4, 5)
+    wide_anchor = anchors.FromFile(tmp_path / "model.safetensors", wide)
+    opt = SODAWrapper(SGD(wide.parameters(), 0.1), anchor=wide_anchor)
+    with pytest.raises(ValueError, match="the anchor file has 3x4"):
+        feed(opt, list(wide.parameters()), range(1))

@@ -1,0 +1,1084 @@
+"""SODAWrapper is Algorithm 1 around every optimizer, and survives what people do to optimizers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from sodaopt import (
+    GPA,
+    SNOO,
+    SODA,
+    Lookahead,
+    ScheduleFree,
+    SODAWrapper,
+    anchors,
+    init,
+    rounding,
+    schedules,
+    zoo,
+)
+from sodaopt.wrappers.known_bases import NON_READERS
+from sodaopt.wrappers.low_precision import in_fp32
+from tests.support.tables import ROWS, anchored, backward, network
+from tools import known_bases as bases
+
+Make = Callable[[list[Parameter]], Optimizer]
+
+
+def adamw(ps: Any, **kw: Any) -> AdamW:
+    return AdamW(ps, **{"lr": 0.01, "weight_decay": 0, **kw})
+
+
+def momentum(ps: Any) -> SGD:
+    return SGD(ps, lr=0.02, momentum=0.9)
+
+
+def adafactor(ps: Any) -> Optimizer:
+    return torch.optim.Adafactor(ps, lr=0.01, weight_decay=0)
+
+
+MAKERS: dict[str, Make] = {
+    "AdamW": adamw,
+    "AdamW fused": lambda ps: adamw(ps, fused=True),
+    "SGD": momentum,
+    "Adafactor (reads x)": adafactor,
+    "SODA(lion)": lambda ps: SODA(ps, 0.01, zoo.lion()),
+}
+makers = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def feed(opt: Optimizer, weights: list[Parameter], steps: range) -> None:
+    for k in steps:
+        rng = torch.Generator().manual_seed(k)
+        for w in weights:
+            g = torch.randn(w.shape, generator=rng, dtype=torch.float64)
+            w.grad = torch.empty_like(w).copy_(g)  # laid out as a backward pass would
+        opt.step()
+
+
+def bits(weights: list[Parameter]) -> list[Tensor]:
+    return [w.detach().clone() for w in weights]
+
+
+def assert_bitwise(a: Any, b: Any) -> None:
+    for s, t in zip(a, b, strict=True):
+        assert torch.equal(s, t)
+
+
+# -- Algorithm 1 ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", bases.installed().values(), ids=bases.installed())
+def test_algorithm_1(cls: type[Optimizer]) -> None:
+    """x <- (1 - 1/(k+2)) x + z0/(k+2) + BaseUpdate, the base run apart at the same x; and the
+    tables of the package and of the docs say of the class what a probe of it finds."""
+    reads, verdict = bases.probe(cls), bases.verdict(cls)
+    assert (bases.name(cls) in NON_READERS) == (reads is False)
+    if f"{bases.versions()}" in bases.PAGE.read_text():  # written with these very versions
+        row = bases.line(cls, verdict).rpartition(" | ")[0]  # all but the last digits
+        assert row in bases.PAGE.read_text()
+    if verdict.startswith("not run"):
+        pytest.skip(verdict)
+    assert verdict.startswith("refused") or float(verdict.split()[-1]) <= 1e-12, verdict
+
+
+def test_the_table_of_bases() -> None:
+    assert set(bases.table()) <= NON_READERS
+    for n in ("torch.optim.asgd.ASGD", "torch.optim.Adafactor"):
+        assert n not in NON_READERS
+
+
+@pytest.mark.parametrize("name", [n for n, m in ROWS.items() if anchored(m)])
+def test_around_a_row_it_is_the_anchored_row(name: str) -> None:
+    a, b = network(), network()
+    wrapped = SODAWrapper(SODA(a, 0.01, ROWS[name]))
+    row = SODA(b, 0.01, zoo.soda(ROWS[name]))
+    feed(wrapped, a, range(30))
+    feed(row, b, range(30))
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u, v, rtol=1e-12, atol=1e-12)
+
+
+@makers
+def test_no_state_before_the_first_step_and_only_z0_after(make: Make) -> None:
+    weights, plain = network(), network()
+    opt, base = SODAWrapper(make(weights)), make(plain)
+    assert set(map(len, opt.state.values())) <= set(map(len, base.state.values()))
+    z0 = bits(weights)
+    feed(opt, weights, range(3))
+    feed(base, plain, range(3))
+    for w, v, z in zip(weights, plain, z0, strict=True):
+        assert set(opt.state[w]) - set(base.state[v]) == {"soda_z0"}
+        assert torch.equal(opt.state[w]["soda_z0"], z)
+
+
+# -- saving ---------------------------------------------------------------------------------------
+
+
+@makers
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_resume_is_bitwise(make: Make, dtype: torch.dtype) -> None:
+    there, back = network(dtype), network(dtype, seed=4)
+    opt = SODAWrapper(make(there))
+    feed(opt, there, range(7))
+    file = io.BytesIO()
+    torch.save({"w": there, "opt": opt.state_dict()}, file)
+    feed(opt, there, range(7, 12))
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    for w, v in zip(back, saved["w"], strict=True):
+        w.data.copy_(v)
+    fresh = SODAWrapper(make(back))
+    fresh.load_state_dict(saved["opt"])
+    assert fresh.param_groups[0]["soda_k"] == 7
+    feed(fresh, back, range(7, 12))
+    assert_bitwise(there, back)
+
+
+@makers
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies(make: Make, how: Callable[[Any], Any]) -> None:
+    weights = network()
+    opt = SODAWrapper(make(weights), decay=schedules.fade(schedules.uniform, 3, 20))
+    feed(opt, weights, range(4))
+    twin = how(opt)
+    twins = twin.param_groups[0]["params"]
+    feed(opt, weights, range(4, 8))
+    feed(twin, twins, range(4, 8))
+    assert_bitwise(weights, twins)
+    assert isinstance(twin, SODAWrapper)
+
+
+def test_a_plain_checkpoint_of_the_base_loads() -> None:
+    """And anchors at the weights it is given."""
+    plain, weights = network(), network(seed=1)
+    base = adamw(plain)
+    feed(base, plain, range(3))
+    opt = SODAWrapper(adamw(weights))
+    opt.load_state_dict(base.state_dict())
+    for w, v in zip(weights, plain, strict=True):
+        w.data.copy_(v)
+    z0 = bits(weights)
+    feed(opt, weights, range(3, 5))
+    assert_bitwise([opt.state[w]["soda_z0"] for w in weights], z0)
+    assert opt.param_groups[0]["soda_k"] == 2
+    assert opt.state[weights[0]]["step"] == 5
+
+
+def test_the_choice_is_the_constructors_not_the_checkpoints() -> None:
+    a, b = network(), network()
+    one = SODAWrapper(adamw(a), only=a[:1])
+    two = SODAWrapper(adamw(b), only=b[1:3])
+    two.load_state_dict(one.state_dict())
+    assert two.param_groups[0]["soda_only"] == [1, 2]
+
+
+# -- options --------------------------------------------------------------------------------------
+
+
+def closed_form(z0: Tensor, xs: Tensor, us: list[Tensor], s: int) -> Tensor:
+    """The pull started at step s, k counted from 0."""
+    k = s + len(us)
+    total = sum(((j + 2) * u for j, u in enumerate(us, s)), torch.zeros_like(z0))
+    return z0 + (s + 1) / (k + 1) * (xs - z0) + total / (k + 1)
+
+
+@pytest.mark.parametrize("at_start", ["keep", "restart", "reanchor"])
+def test_start(at_start: str) -> None:
+    s, n = 5, 12
+    w = Parameter(torch.randn(3, 4, dtype=torch.float64))
+    z0 = w.detach().clone()
+    opt = SODAWrapper(SGD([w], lr=0.1), start=s, at_start=at_start)
+    x, us = z0.clone(), []
+    for k in range(n):
+        w.grad = torch.randn_like(w)
+        if k < s:
+            x = x - 0.1 * w.grad
+        else:
+            us.append(-0.1 * w.grad)
+        opt.step()
+    expected = {
+        "keep": closed_form(z0, x, us, s),
+        "restart": closed_form(z0, x, us, 0),
+        "reanchor": closed_form(x, x, us, 0),
+    }[at_start]
+    torch.testing.assert_close(w.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+SCHEDULES: dict[str, Any] = {
+    "accelerated": schedules.accelerated,
+    "constant": 0.01,
+    "log-time": schedules.log_time(3.0),
+    "fade": schedules.fade(schedules.uniform, 2, 8),
+    "faded constant": schedules.fade(0.1, 0, 10),
+    "with a memory": schedules.weights(float).next,
+    "a function": lambda k, lr: lr / (k + 1),
+}
+
+
+@pytest.mark.parametrize("decay", SCHEDULES.values(), ids=SCHEDULES)
+def test_any_schedule(decay: Any) -> None:
+    w = Parameter(torch.randn(3, 4, dtype=torch.float64))
+    opt = SODAWrapper(SGD([w], lr=0.3), decay=decay)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    x = z0 = w.detach().clone()
+    past = schedules.start(decay)
+    for k in range(12):
+        w.grad = torch.randn_like(w)
+        lr = 0.3 * 0.9**k
+        past = schedules.advance(decay, past, k, lr)
+        lam = schedules.value(decay, k, lr, past)
+        x = x + lam * (z0 - x) - lr * w.grad
+        opt.step()
+        scheduler.step()
+    torch.testing.assert_close(w.detach(), x, rtol=1e-12, atol=1e-12)
+
+
+ONLY: dict[str, Callable[[list[Parameter], Optimizer], Any]] = {
+    "parameters": lambda ws, base: ws[:2],
+    "groups": lambda ws, base: base.param_groups[:1],
+    "a predicate": lambda ws, base: lambda p: p is ws[0] or p is ws[1],
+    "a generator": lambda ws, base: (w for w in ws[:2]),
+}
+
+
+@pytest.mark.parametrize("only", ONLY.values(), ids=ONLY)
+def test_only(only: Any) -> None:
+    weights, all_, none = network(), network(), network()
+    base = adamw([{"params": weights[:2]}, {"params": weights[2:]}])
+    opt = SODAWrapper(base, only=only(weights, base))
+    feed(opt, weights, range(6))
+    feed(SODAWrapper(adamw(all_)), all_, range(6))
+    feed(adamw(none), none, range(6))
+    assert_bitwise(weights, all_[:2] + none[2:])
+    assert all("soda_z0" not in opt.state[w] for w in weights[2:])
+
+
+def test_unwrapped_groups_may_decay() -> None:
+    ws = network()
+    base = AdamW([{"params": ws[:2], "weight_decay": 0}, {"params": ws[2:], "weight_decay": 0.1}])
+    SODAWrapper(base, only=[base.param_groups[0]]).step()
+
+
+def test_hidden_layers_only() -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Embedding(9, 4),
+        torch.nn.Linear(4, 4),
+        torch.nn.Linear(4, 4),
+        torch.nn.Linear(4, 9),
+    )
+    opt = SODAWrapper.hidden(adamw(net.parameters()), net)
+    net(torch.tensor([1, 2])).sum().backward()
+    opt.step()
+    pulled = {n for n, p in net.named_parameters() if "soda_z0" in opt.state[p]}
+    assert pulled == {"1.weight", "2.weight"}
+
+
+def test_a_group_counts_the_steps_it_takes() -> None:
+    ws = network()
+    opt = SODAWrapper(adamw([{"params": ws[:2]}, {"params": ws[2:]}]))
+    feed(opt, ws, range(3))
+    for w in ws[2:]:
+        w.grad = None
+    opt.step()
+    assert [g["soda_k"] for g in opt.param_groups] == [4, 3]
+
+
+@makers
+def test_without_gradient_there_is_no_pull(make: Make) -> None:
+    weights = network()
+    opt = SODAWrapper(make(weights))
+    feed(opt, weights, range(4))
+    before = weights[0].detach().clone()
+    weights[0].grad = None
+    opt.step()
+    assert torch.equal(weights[0], before)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def scion_like(**kw: Any) -> Optimizer:
+    class Scion(Optimizer):
+        def step(self, closure: Any = None) -> None: ...
+
+    return Scion(network(), {"lr": 0.1, **kw})
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "AdamW's default decay": (lambda: AdamW(network()), r"weight_decay=0.01.*AdamW\(..., weight_"),
+    "Muon's default decay": (lambda: torch.optim.Muon(network()), "weight_decay=0.1"),
+    "decay in one group": (
+        lambda: AdamW([{"params": network()}, {"params": network(), "weight_decay": 1}],
+                      weight_decay=0),
+        "group 1 of AdamW has weight_decay=1",
+    ),
+    "constrained Scion": (lambda: scion_like(unconstrained=False), "unconstrained=False"),
+    "constrained SCION": (lambda: scion_like(constraint=True), "constraint=True"),
+    "a decayed row": (lambda: SODA(network(), 0.1, zoo.adamw()), "runs adamw.*centre 'origin'"),
+    "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
+    "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
+    "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "one wrapper at a time"),
+    "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
+    "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "words"), WRONG.values(), ids=WRONG)
+def test_refused(base: Callable[[], Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        SODAWrapper(base())
+
+
+OPTIONS = {
+    "at_start": ({"at_start": "restrat"}, "did you mean 'restart'"),
+    "start": ({"start": -1}, "must not be negative"),
+    "only nothing": ({"only": []}, "selects no parameter"),
+    "only strangers": ({"only": network()}, "something in it is none of these"),
+    "only a name": ({"only": ["weight"]}, "something in it is none of these"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), OPTIONS.values(), ids=OPTIONS)
+def test_wrong_options(options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SODAWrapper(adamw(network()), **options)
+
+
+def test_decay_that_comes_later() -> None:
+    """From a framework that writes into groups, a checkpoint, or a new group."""
+    weights = network()
+    opt = SODAWrapper(adamw(weights))
+    opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=r"group 0 of AdamW has weight_decay=0.1"):
+        opt.step()
+    opt.param_groups[0]["weight_decay"] = 0
+    opt.step()
+    with pytest.raises(ValueError, match="set weight_decay=0 there"):
+        opt.load_state_dict(AdamW(network()).state_dict())
+    opt = SODAWrapper(adamw(network()))
+    with pytest.raises(ValueError, match="group 1"):
+        opt.add_param_group({"params": network(), "weight_decay": 0.1})
+
+
+def test_an_interrupted_step_leaves_weights() -> None:
+    class Broken(SGD):
+        def step(self, closure: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    weights = network(torch.bfloat16)
+    before = bits(weights)
+    opt = SODAWrapper(Broken(weights, lr=0.1))
+    with pytest.raises(KeyboardInterrupt):
+        feed(opt, weights, range(1))
+    assert_bitwise(weights, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [SGD, torch.optim.Adafactor], ids=["SGD", "reads"])
+def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> None:
+    """Also after several: what is pulled before the base steps must not stay pulled."""
+    weights = network(dtype)
+    base = make(weights, lr=0.1)
+    opt = SODAWrapper(base)
+    feed(opt, weights, range(3))
+    before = [w.detach().clone() for w in weights]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    base.register_step_pre_hook(interrupt)
+    for k in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            feed(opt, weights, range(k, k + 1))
+    for w, old in zip(weights, before, strict=True):
+        assert torch.allclose(w.float(), old.float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+# -- 16 bits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: adamw(ps, lr=1e-3, fused=True),
+        lambda ps: adamw(ps, lr=1e-3, foreach=True),
+        lambda ps: SGD(ps, lr=1e-3),
+        lambda ps: torch.optim.Adafactor(ps, lr=1e-3),
+    ],
+    ids=["AdamW fused", "AdamW foreach", "SGD", "reads"],
+)
+def test_16_bit_parameters_land_where_fp32_does(make: Make) -> None:
+    """2,000 steps within 3 % of the fp32 displacement, where pull-first in 16 bits keeps little.
+
+    With AdamW's own defaults: its second moment would stall in 16 bits, and in fp16 be zero.
+    """
+    n, steps = 2048, 2000
+    gradients = [(1, 0), (3e-4, 1e-3)]  # mean and deviation
+    cases = [(d, *g) for d in (torch.bfloat16, torch.float16) for g in gradients]
+    rng = torch.Generator().manual_seed(0)
+    starts = [(max(g) * (1 + torch.rand(n, generator=rng))).to(dtype) for dtype, *g in cases]
+    low, high = [Parameter(s.clone()) for s in starts], [Parameter(s.float()) for s in starts]
+    one, two = SODAWrapper(make(low)), SODAWrapper(make(high))
+    for _ in range(steps):
+        for a, b, (dtype, mean, std) in zip(low, high, cases, strict=True):
+            a.grad = (mean + std * torch.randn(n, generator=rng)).to(dtype)
+            b.grad = a.grad.float()
+        one.step()
+        two.step()
+    for a, b, start, case in zip(low, high, starts, cases, strict=True):
+        moved, wanted = ((p.detach().float() - start.float()).mean().item() for p in (a, b))
+        assert moved == pytest.approx(wanted, rel=0.03), case
+
+
+def follow(opt: Optimizer, low: list[Parameter], high: list[Parameter]) -> None:
+    """A step with the gradients that others have had."""
+    for a, b in zip(low, high, strict=True):
+        assert a.grad is not None
+        b.grad = a.grad.float()
+    opt.step()
+
+
+def both(
+    one: SODAWrapper, low: list[Parameter], two: SODAWrapper, high: list[Parameter], steps: int
+) -> Iterator[tuple[Parameter, Parameter]]:
+    """Step 16-bit parameters, and from where they are fp32 ones, of which the former must be the
+    rounded; yields each with its other."""
+    for k in range(steps):
+        for a, b in zip(low, high, strict=True):
+            b.data.copy_(a.data)
+        feed(one, low, range(k, k + 1))
+        follow(two, low, high)
+        for n, (a, b) in enumerate(zip(low, high, strict=True)):
+            key = rounding.key(one.seed, n, k)
+            assert torch.equal(a.detach(), rounding.stochastic(b.detach(), a.dtype, key))
+            yield a, b
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@makers
+def test_a_16_bit_step_is_the_fp32_step_rounded_once(make: Make, dtype: torch.dtype) -> None:
+    check_rounded_once(make, dtype, "cpu")
+
+
+def check_rounded_once(make: Make, dtype: torch.dtype, device: str) -> None:
+    """The base's own state is fp32's to the bit, also where memory is laid out otherwise."""
+    image = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    low = [*network(dtype), Parameter(image.to(memory_format=torch.channels_last))]
+    low = [Parameter(p.detach().to(device)) for p in low]
+    high = [Parameter(p.detach().float()) for p in low]
+    one, two = SODAWrapper(make(low), seed=3), SODAWrapper(make(high))
+    for a, b in both(one, low, two, high, 8):
+        mine, theirs = one.base.state[a], two.base.state[b]
+        assert mine.keys() == theirs.keys()
+        for key in mine.keys() - {"soda_z0"}:
+            assert_bitwise([mine[key]], [theirs[key]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_fp32_state_of_16_bit_parameters_is_saved_and_loaded(dtype: torch.dtype) -> None:
+    weights, others = network(dtype), network(dtype)
+    opt, other = SODAWrapper(adamw(weights)), SODAWrapper(adamw(others))
+    feed(opt, weights, range(3))
+    stored = io.BytesIO()
+    torch.save(opt.state_dict(), stored)
+    stored.seek(0)
+    other.load_state_dict(torch.load(stored, weights_only=True))
+    for w, v in zip(weights, others, strict=True):
+        v.data.copy_(w.data)
+        assert other.state[v]["exp_avg_sq"].dtype == torch.float32
+        assert other.state[v]["soda_z0"].dtype == dtype
+        assert_bitwise([other.state[v]["exp_avg_sq"]], [opt.state[w]["exp_avg_sq"]])
+    for its, ws in ((opt, weights), (other, others)):
+        feed(its, ws, range(3, 6))
+    assert_bitwise(others, bits(weights))
+
+
+@pytest.mark.parametrize("how", ["loaded", "wrapped late"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_16_bit_state_of_the_bare_base_goes_on_in_fp32(how: str, fused: bool) -> None:
+    weights = network(torch.bfloat16)
+    bare = adamw(weights, fused=fused)
+    feed(bare, weights, range(3))
+    opt = SODAWrapper(bare if how == "wrapped late" else adamw(weights, fused=fused))
+    if how == "loaded":
+        opt.load_state_dict(bare.state_dict())
+    moments = [opt.state[w]["exp_avg_sq"].float().clone() for w in weights]
+    high = [Parameter(w.detach().float()) for w in weights]
+    two = SODAWrapper(adamw(high, fused=fused))
+    two.load_state_dict(bare.state_dict())
+    feed(opt, weights, range(3, 4))
+    follow(two, weights, high)
+    for w, v, before in zip(weights, high, moments, strict=True):
+        assert opt.state[w]["exp_avg_sq"].dtype == torch.float32
+        assert not torch.equal(opt.state[w]["exp_avg_sq"], before)
+        assert_bitwise([opt.state[w]["exp_avg_sq"]], [two.state[v]["exp_avg_sq"]])
+    feed(opt, weights, range(4, 6))
+
+
+def test_a_base_that_hangs_other_memory_into_a_parameter() -> None:
+    class Swaps(SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.data = p.data - 0.1 * p.grad
+
+    found = []
+    for base in (SGD, Swaps):
+        weights = network(torch.bfloat16)
+        opt = SODAWrapper(base(weights, lr=0.1))
+        feed(opt, weights, range(4))
+        found.append([w.detach().float() for w in weights])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("rates", [[0.1], [0.0, 0.0, 0.1]], ids=["at once", "after a warmup"])
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+def test_a_base_with_its_parameters_elsewhere(wrap: Any, rates: list[float]) -> None:
+    """Moving what is no longer in its groups would be lost in silence."""
+
+    class Elsewhere(SGD):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, lr)
+            self.inner = SGD(params, lr)
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+            self.inner.step()
+
+    weights = network(torch.bfloat16)
+    opt = wrap(Elsewhere(weights, 0.1))
+    words = rf"give Elsewhere the wrapped optimizer, {wrap.__name__}"
+    for k, lr in enumerate(rates):
+        opt.param_groups[0]["lr"] = lr
+        with pytest.raises(RuntimeError, match=words) if lr else nullcontext():
+            feed(opt, weights, range(k, k + 1))
+
+
+def test_16_bit_parameters_that_are_not_pulled() -> None:
+    """The base steps them in fp32 as well, and only the pull is not there."""
+    low = network(torch.bfloat16)
+    high = [Parameter(w.detach().float()) for w in low]
+    one = SODAWrapper(adamw([{"params": low[:2]}, {"params": low[2:]}]), only=[low[0]], seed=3)
+    two = SODAWrapper(adamw(high), only=[high[0]])
+    for a, b in both(one, low, two, high, 4):
+        assert_bitwise([one.state[a]["exp_avg_sq"]], [two.state[b]["exp_avg_sq"]])
+    assert [("soda_z0" in one.state[w]) for w in low] == [True] + [False] * (len(low) - 1)
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_16_bits_with_another_choice_of_what_is_pulled(fewer: bool) -> None:
+    weights = network(torch.bfloat16)
+    some, everything = {"only": [weights[0]]}, {}
+    before, after = (everything, some) if fewer else (some, everything)
+    opt = SODAWrapper(adamw(weights), **before)
+    feed(opt, weights, range(2))
+    new = SODAWrapper(adamw(weights), **after)
+    new.load_state_dict(opt.state_dict())
+    for w in weights:
+        assert_bitwise([new.state[w]["exp_avg_sq"]], [opt.state[w]["exp_avg_sq"]])
+    feed(new, weights, range(2, 4))
+    for w in weights:
+        assert new.state[w]["exp_avg_sq"].dtype == torch.float32
+        assert new.state[w]["step"] == 4
+
+
+class Remembers(SGD):
+    """Steps along its last two gradients, of which it keeps a deque, and some numbers."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            s = self.state[p]
+            if not s:
+                s |= {"last": deque([torch.zeros_like(p)] * 2, maxlen=2), "seen": (p.sign(), 3)}
+                s |= {"calls": torch.zeros((), dtype=torch.int64), "flags": p > 0}
+            s["last"].append(p.grad.clone())
+            s["calls"] += 1
+            assert s["calls"].dtype == torch.int64
+            assert s["flags"].dtype == torch.bool
+            p.add_(s["last"][0].lerp(s["last"][1], 0.5) + s["seen"][0], alpha=-0.1)
+
+
+def test_16_bits_resume_with_state_of_any_form() -> None:
+    weights, others = network(torch.bfloat16), network(torch.bfloat16)
+    opt, new = SODAWrapper(Remembers(weights, 0.1)), SODAWrapper(Remembers(others, 0.1))
+    feed(opt, weights, range(3))
+    new.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for w, v in zip(weights, others, strict=True):
+        v.data.copy_(w.data)
+    feed(opt, weights, range(3, 6))
+    feed(new, others, range(3, 6))
+    assert_bitwise(others, bits(weights))
+
+
+@pytest.mark.parametrize("through", ["parameters", "groups", "new ones"])
+def test_hooks_of_the_base_change_16_bit_gradients(through: str) -> None:
+    weights = network(torch.bfloat16)
+    base = SGD(weights, lr=1.0)
+    opt = SODAWrapper(base, decay=0.0)
+    before = bits(weights)
+
+    def hook(*_: Any) -> None:
+        for w in base.param_groups[0]["params"] if through == "groups" else weights:
+            assert w.grad is not None
+            w.grad = w.grad * 0 if through == "new ones" else w.grad.zero_()
+
+    base.register_step_pre_hook(hook)
+    feed(opt, weights, range(2))
+    assert_bitwise(weights, before)
+    assert len(base._optimizer_step_pre_hooks) == 1
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@pytest.mark.parametrize("through", ["parameters", "groups"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_hooks_of_the_base_change_the_weights(wrap: Any, through: str, dtype: torch.dtype) -> None:
+    """A mask, as for pruning: what it holds at zero is there and stays there."""
+    weights = network(dtype)
+    base = SGD(weights, lr=0.1)
+
+    def hook(*_: Any) -> None:
+        for w in base.param_groups[0]["params"] if through == "groups" else weights:
+            w.data[0] = 0
+
+    hook()
+    opt = wrap(base)
+    base.register_step_post_hook(hook)
+    feed(opt, weights, range(4))
+    if isinstance(opt, ScheduleFree | GPA):
+        opt.eval()
+    for w in weights:
+        assert torch.equal(w[0], torch.zeros_like(w[0]))
+        assert w[1:].any()
+
+
+class Nested(Optimizer):
+    """Around another whose groups it shares, as Lookahead of several packages."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner, self.state, self.defaults = inner, defaultdict(dict), inner.defaults
+        self.param_groups = inner.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+class Caches(SGD):
+    """Looks for its parameters once."""
+
+    found: Any = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.found = self.found or [p for g in self.param_groups for p in g["params"]]
+        for p in self.found:
+            p.add_(p.grad, alpha=-0.1)
+
+
+class ByIdentity(SGD):
+    """Keeps momentum in a dict of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.own: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            m = self.own.setdefault(id(p), torch.zeros_like(p))
+            p.add_(m.mul_(0.9).add_(p.grad), alpha=-0.1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda ps: Nested(adamw(ps)), lambda ps: Caches(ps, 0.1), lambda ps: ByIdentity(ps, 0.1)],
+    ids=["nested", "caches", "by identity"],
+)
+def test_bases_that_remember_16_bit_parameters(make: Make) -> None:
+    low = network(torch.bfloat16)
+    high = [Parameter(w.detach().float()) for w in low]
+    bases = make(low), make(high)
+    one, two = map(SODAWrapper, bases)
+    assert len(list(both(one, low, two, high, 12))) == 12 * len(low)
+    if isinstance(bases[0], Nested):
+        assert {id(p) for p in bases[0].inner.state} == set(map(id, low))
+    if isinstance(bases[0], ByIdentity):
+        assert len(bases[0].own) == len(low)
+
+
+def test_nothing_is_left_of_a_16_bit_step() -> None:
+    """Neither memory in what stood in the places of parameters, nor a parameter that is gone."""
+    weights = network(torch.bfloat16)
+    opt = SODAWrapper(SGD(weights, lr=0.1))
+    feed(opt, weights, range(2))
+    twins = list(opt._twins.made.values())
+    assert len(twins) == len(weights)
+    assert all(t.numel() == 0 and t.grad is None for t in twins)
+    assert not any(hasattr(t, "stands_for") for t in twins)
+    gone = weakref.ref(weights[0])
+    opt.state.clear()
+    opt.param_groups[0]["params"] = weights[1:]
+    del weights[0], twins
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@pytest.mark.parametrize("route", ["plain and back", "16-bit moments", "fp32", "fp16"])
+def test_16_bit_state_by_many_routes(wrap: Any, route: str) -> None:
+    """However it came to be of another width, it goes on, in the width that this optimizer has."""
+    weights = network(torch.bfloat16)
+    opt = wrap(adamw(weights))
+    feed(opt, weights, range(3))
+    saved = copy.deepcopy(opt.state_dict())
+    if route == "plain and back":
+        plain = adamw(weights)
+        plain.load_state_dict(saved)
+        feed(plain, weights, range(3, 4))
+        saved = copy.deepcopy(plain.state_dict())
+    elif route == "16-bit moments":
+        for state in saved["state"].values():
+            state |= {k: state[k].bfloat16() for k in ("exp_avg", "exp_avg_sq")}
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(route, torch.bfloat16)
+    others, fresh = network(dtype), network(dtype)
+    new, unloaded = wrap(adamw(others)), wrap(adamw(fresh))
+    new.load_state_dict(saved)
+    feed(new, others, range(3, 6))
+    feed(unloaded, fresh, range(3, 6))
+    for v, f in zip(others, fresh, strict=True):
+        assert new.state[v].keys() == unloaded.state[f].keys()
+        for key in new.state[v].keys() - {"soda_z0"}:
+            assert new.state[v][key].dtype == unloaded.state[f][key].dtype, key
+        assert v.isfinite().all()
+
+
+@pytest.mark.parametrize("anchor", ["seeds", "file", "clone", "auto"])
+@pytest.mark.parametrize("wrap", [ScheduleFree, GPA, Lookahead, SNOO])
+def test_a_row_with_an_anchor_in_16_bits(wrap: Any, anchor: str, tmp_path: Path) -> None:
+    """The anchor knows the parameters, and the base is handed others."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)).bfloat16()
+    seeds = init.seeded_(net)
+    save_file(dict(net.state_dict()), tmp_path / "z0.safetensors")
+    z0 = {"seeds": seeds, "file": anchors.FromFile(tmp_path / "z0.safetensors", net)}
+    weights = list(net.parameters())
+    opt = wrap(SODA(weights, 0.01, zoo.soda(zoo.lion()), anchor=z0.get(anchor, anchor)))
+    high = [Parameter(w.detach().float()) for w in weights]
+    two = wrap(SODA(high, 0.01, zoo.soda(zoo.lion())))
+    for k in range(4):
+        feed(opt, weights, range(k, k + 1))
+        follow(two, weights, high)
+    for w, v in zip(weights, high, strict=True):
+        torch.testing.assert_close(w.float(), v, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("sizes", [[8, 4], [1, 8, 7, 12], [3]], ids=str)
+def test_in_fp32(sizes: list[int]) -> None:
+    parts = [torch.randn(n).bfloat16() for n in sizes]
+    parts.append(torch.randn(2, 3, 4, 4).half().to(memory_format=torch.channels_last))
+    for part, wide in zip(parts, in_fp32(parts), strict=True):
+        assert wide.dtype == torch.float32
+        assert torch.equal(wide, part.float())
+        assert wide.stride() == part.stride()
+        assert wide.data_ptr() % 16 == 0
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_failed_16_bit_step_leaves_groups_and_state(when: str) -> None:
+    class Broken(AdamW):
+        broken = False
+
+        def step(self, closure: Any = None) -> None:
+            super().step()
+            if self.broken:
+                raise RuntimeError("no")
+
+    weights = network(torch.bfloat16)
+    base = Broken(weights, lr=0.1, weight_decay=0)
+    opt = SODAWrapper(base)
+    if when == "later":
+        feed(opt, weights, range(2))
+    before, base.broken = bits(weights), True
+    with pytest.raises(RuntimeError, match="no"):
+        feed(opt, weights, range(2, 3))
+    assert all(p is w for p, w in zip(opt.param_groups[0]["params"], weights, strict=True))
+    assert {id(p) for p in opt.state} == set(map(id, weights))
+    assert_bitwise(weights, before)
+
+
+def test_plain_pull_first_in_bf16_is_lost() -> None:
+    """What the test above is worth: rounding to nearest keeps less than a third."""
+    n, steps = 1024, 2000
+    start = (1 + torch.rand(n, generator=torch.Generator().manual_seed(0))).bfloat16()
+    low, high = Parameter(start.clone()), Parameter(start.float())
+    one, two = adamw([low], lr=1e-3), SODAWrapper(adamw([high], lr=1e-3))
+    rng = torch.Generator().manual_seed(1)
+    for k in range(steps):
+        g = 1 + 0.5 * torch.randn(n, generator=rng)
+        low.grad, high.grad = g.bfloat16(), g.bfloat16().float()
+        low.data.lerp_(start, 1 / (k + 2))
+        one.step()
+        two.step()
+    moved, wanted = (low.float() - start.float()).mean(), (high - start.float()).mean()
+    assert moved / wanted < 0.5
+
+
+# -- as frameworks see it -------------------------------------------------------------------------
+
+
+def test_the_base_is_live() -> None:
+    weights = network()
+    base = adamw(weights)
+    opt = SODAWrapper(base)
+    assert opt.param_groups is base.param_groups
+    assert opt.state is base.state
+    assert opt.defaults is base.defaults
+    for target in (opt, base):
+        scheduler = torch.optim.lr_scheduler.StepLR(target, 1, 0.5)
+        feed(opt, weights, range(1))
+        scheduler.step()
+    opt.load_state_dict(opt.state_dict())
+    assert opt.param_groups is base.param_groups
+    assert opt.param_groups[0]["lr"] == base.param_groups[0]["lr"] != 0.01
+    opt.zero_grad()
+    assert all(w.grad is None for w in weights)
+    assert "SODAWrapper" in repr(opt)
+    assert "AdamW" in repr(opt)
+    assert not hasattr(opt, "_step_supports_amp_scaling")
+
+
+def test_hooks_fire_once() -> None:
+    weights = network()
+    opt = SODAWrapper(adamw(weights))
+    seen: list[str] = []
+    opt.register_step_pre_hook(lambda *_: seen.append("pre"))
+    opt.register_step_post_hook(lambda *_: seen.append("post"))
+    opt.register_state_dict_pre_hook(lambda *_: seen.append("saving"))
+    opt.register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    opt.register_load_state_dict_pre_hook(lambda *_: seen.append("loading"))
+    opt.register_load_state_dict_post_hook(lambda *_: seen.append("loaded"))
+    feed(opt, weights, range(2))
+    opt.load_state_dict(opt.state_dict())
+    assert seen == ["pre", "post"] * 2 + ["saving", "saved", "loading", "loaded"]
+
+
+def test_closure() -> None:
+    a, b = network(), network()
+    one, two = SODAWrapper(adamw(a)), SODAWrapper(adamw(b))
+    for _ in range(5):
+        backward(a)
+        one.step()
+        value = backward(b)
+        for w in b:
+            w.grad = None
+        assert two.step(lambda: backward(b)) == value
+    assert_bitwise(a, b)
+
+
+def test_class_form() -> None:
+    cls = SODAWrapper.of(AdamW, start=2)
+    assert issubclass(cls, Optimizer)
+    a, b = network(), network()
+    one, two = cls(a, lr=0.01), SODAWrapper(adamw(b), start=2)
+    assert one.param_groups[0]["weight_decay"] == 0
+    feed(one, a, range(5))
+    feed(two, b, range(5))
+    assert_bitwise(a, b)
+    twin = pickle.loads(pickle.dumps(one))
+    assert type(twin).__name__ == "SODAWrapper_AdamW"
+    twins = twin.param_groups[0]["params"]
+    feed(twin, twins, range(5, 7))
+    feed(one, a, range(5, 7))
+    assert_bitwise(a, twins)
+    with pytest.raises(ValueError, match=r"weight_decay=0\.1"):
+        cls(network(), lr=0.01, weight_decay=0.1)
+
+
+def test_compiled_without_recompiling() -> None:
+    """k advances and lr changes; neither compiles again once both have been seen to change."""
+    a, b = network(torch.float32), network(torch.float32)
+    one = SODAWrapper(Adam(a, lr=0.01))
+    two = SODAWrapper(Adam(b, lr=torch.tensor(0.01), capturable=False))
+    compiled = torch.compile(two.step, backend="eager")
+    for k in range(12):
+        one.param_groups[0]["lr"] = 0.01 / (k + 1)
+        two.param_groups[0]["lr"].fill_(0.01 / (k + 1))
+        rng = torch.Generator().manual_seed(k)
+        for u, v in zip(a, b, strict=True):
+            u.grad = torch.randn(u.shape, generator=rng)
+            v.grad = u.grad.clone()
+        one.step()
+        if k == 4:
+            torch._dynamo.config.error_on_recompile = True
+        try:
+            compiled()
+        finally:
+            torch._dynamo.config.error_on_recompile = False
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u, v, rtol=1e-5, atol=1e-6)
+    assert two.param_groups[0]["soda_k"] == 12
+
+
+def test_diagnostics() -> None:
+    weights = network()
+    opt = SODAWrapper(SGD(weights, lr=0.1))
+    feed(opt, weights, range(4))
+    opt.watch()
+    z0 = [opt.state[w]["soda_z0"] for w in weights]
+    old = bits(weights)
+    feed(opt, weights, range(4, 5))
+    [row] = opt.diagnostics()
+    length = sum(
+        ((w - z).square().sum() for w, z in zip(weights, z0, strict=True)), torch.zeros(())
+    )
+    assert row["distance"] == pytest.approx(length.sqrt().item(), rel=1e-6)
+    assert row["k"] == 5
+    assert row["lam"] == 1 / 7
+    assert row["as_weight_decay"] == pytest.approx(10 / 7)
+    pull = sum(((z - x).square().sum() for x, z in zip(old, z0, strict=True)), torch.zeros(()))
+    assert row["pull"] == pytest.approx(pull.sqrt().item() / 6, rel=1e-6)
+    assert 0 < row["share"] == pytest.approx(row["pull"] / row["step"])
+
+
+# -- found by trying to break it ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
+@makers
+def test_loading_into_a_run_that_has_stepped(wrap: Any, make: Make) -> None:
+    weights = network()
+    opt = wrap(make(weights))
+    feed(opt, weights, range(3))
+    saved = copy.deepcopy((opt.state_dict(), bits(weights)))
+    feed(opt, weights, range(3, 6))
+    there = bits(weights)
+    opt.load_state_dict(saved[0])
+    for w, v in zip(weights, saved[1], strict=True):
+        w.data.copy_(v)
+    feed(opt, weights, range(3, 6))
+    assert_bitwise(weights, there)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wrap", [ScheduleFree, GPA])
+def test_a_decaying_base_decays_in_16_bits_too(wrap: Any, dtype: torch.dtype) -> None:
+    found = []
+    for kind in (torch.float32, dtype):
+        p = Parameter(torch.ones(500, dtype=kind))
+        opt = wrap(SGD([p], 0.01, weight_decay=10.0))
+        for _ in range(20):
+            p.grad = torch.zeros_like(p)
+            opt.step()
+        opt.eval()
+        found.append(p.float().mean().item())
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_an_error_on_the_way_leaves_16_bit_weights() -> None:
+    class Picky(anchors.Clone):
+        def take(self, p: Tensor, first: bool) -> Tensor:
+            if p.shape == (3, 6):
+                raise ValueError("no")
+            return super().take(p, first)
+
+    weights = network(torch.bfloat16)
+    before = bits(weights)
+    opt = SODAWrapper(SGD([{"params": [w]} for w in weights], lr=0.1), anchor=Picky())
+    with pytest.raises(ValueError, match="no"):
+        feed(opt, weights, range(1))
+    assert_bitwise(weights, before)
+
+
+def test_a_failed_step_is_not_pulled() -> None:
+    class Moody(SGD):
+        broken = False
+
+        def step(self, closure: Any = None) -> None:
+            if self.broken:
+                raise RuntimeError("out of memory")
+            super().step()
+
+    weights = network()
+    base = Moody(weights, lr=0.1)
+    opt = SODAWrapper(base)
+    feed(opt, weights, range(3))
+    before, base.broken = bits(weights), True
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            opt.step()
+    for w, v in zip(weights, before, strict=True):
+        torch.testing.assert_close(w.detach(), v, rtol=1e-12, atol=1e-12)
+
+
+def test_only_in_groups_that_come_later() -> None:
+    matrix, bias, more = (Parameter(torch.ones(s)) for s in ((2, 3), (3,), (4, 2)))
+    opt = SODAWrapper(SGD([matrix], 0.1), only=lambda p: p.ndim == 2)
+    opt.add_param_group({"params": [bias, more]})
+    assert opt.param_groups[1]["soda_only"] == [1]
+    opt = SODAWrapper(SGD([matrix], 0.1), only=[matrix])
+    opt.add_param_group({"params": [bias]})
+    assert opt.param_groups[1]["soda_only"] is False
+
+
+def test_refusals_change_nothing() -> None:
+    opt = SODAWrapper(adamw(network()))
+    late = network()
+    with pytest.raises(ValueError, match="group 1"):
+        opt.add_param_group({"params": late, "weight_decay": 0.1})
+    opt.add_param_group({"params": late, "weight_decay": 0})
+    opt = SODAWrapper(adamw(network()))
+    with pytest.raises(ValueError, match="weight_decay"):
+        opt.load_state_dict(AdamW(network(), lr=7.0).state_dict())
+    assert opt.param_groups[0]["lr"] == 0.01
+
+
+def test_reanchor_takes_parameters_without_a_gradient_along() -> None:
+    a, b = Parameter(torch.zeros(2)), Parameter(torch.zeros(2))
+    opt = SODAWrapper(SGD([a, b], 1.0), start=2, at_start="reanchor")
+    for k in range(3):
+        a.grad = torch.ones(2)
+        b.grad = None if k == 2 else torch.ones(2)
+        opt.step()
+    assert torch.equal(opt.state_dict()["state"][1]["soda_z0"], torch.full((2,), -2.0))
+
+
+DECAYS_WRONG = {"above": 5.0, "below": -1.0, "nan": float("nan"), "late": lambda k, lr: 3.0}
+
+
+@pytest.mark.parametrize("decay", DECAYS_WRONG.values(), ids=DECAYS_WRONG)
+def test_decay_out_of_range(decay: Any) -> None:
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\]"):
+        SODAWrapper(adamw(network()), decay=decay)
+
+
+def test_a_memory_waits_for_its_start() -> None:
+    weights = network()
+    decay = schedules.weights(lambda k: k + 1).next
+    opt = SODAWrapper(SGD(weights, 0.1), decay=decay, start=3, at_start="restart")
+    feed(opt, weights, range(3))
+    assert opt.param_groups[0]["soda_A"] == 0
+    feed(opt, weights, range(3, 6))
+    assert opt.param_groups[0]["soda_A"] == 1 + 2 + 3
+
+
+def test_an_averaging_row_is_refused() -> None:
+    with pytest.raises(TypeError, match="averages its iterates itself"):
+        Lookahead(SODA(network(), 0.1, zoo.schedule_free()))
