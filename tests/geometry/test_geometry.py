@@ -33,6 +33,7 @@ from sodaopt.geometry import (
     Sign,
     Spectral,
     conv,
+    dense,
     elements,
     matrix,
     one_hot,
