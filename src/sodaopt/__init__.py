@@ -1,7 +1,7 @@
 """sodaopt: the optimizers of "Optimistic Dual Averaging Unifies Modern Optimizers" for PyTorch."""
 
 from sodaopt import anchors, geometry, schedules, zoo
-from sodaopt.anchors import seeded as init
+from sodaopt.anchors import init
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
 from sodaopt.geometry import views

@@ -2,8 +2,8 @@
 
     print(sodaopt.memory(model, optimizer))
 
-Before the first step the state is predicted: the optimizer takes one step on the meta device, where
-nothing is allocated. After it, what is there is counted.
+Before the first step the state is predicted: a copy of the optimizer takes one step on the meta
+device, where nothing is allocated. After the first step the tensors of the state are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors
 from sodaopt._errors import times
-from sodaopt.anchors import seeded as init
+from sodaopt.anchors import distributions, init
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.table import size
 from sodaopt.parallel import sharded
@@ -81,11 +81,11 @@ class Memory:
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
     """Bytes per parameter and state: counted if the optimizer has stepped, else predicted."""
     stepped = _stepped(optimizer)
-    twin, meta = (optimizer, {}) if stepped else _on_meta(model, optimizer)
+    copied, meta = (optimizer, {}) if stepped else _on_meta(model, optimizer)
     rows = []
     for name, p in model.named_parameters():
         q = meta.get(p, p)
-        state = twin.state.get(q, {})
+        state = copied.state.get(q, {})
         rows.append(
             Row(
                 name,
@@ -99,7 +99,7 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
 
 
 def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]:
-    """What the anchor does, and what the others would keep of z0 on this device."""
+    """The bytes that the anchor keeps, and those that other anchors would keep."""
     anchor = getattr(optimizer, "anchor", None)
     pulled = [r for r in rows if {"z0", "soda_z0"} & set(r.state)]
     if anchor is None or not pulled:
@@ -113,7 +113,7 @@ def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]
         f"z0: {type(anchor).__name__} keeps {size(now) or 'nothing'}{where}; a clone {size(whole)},"
         f" bf16 {size(half)}, cpu, file and seed nothing on the device"
     ]
-    if isinstance(getattr(anchor, "other", anchor), anchors.Rounded):
+    if anchor.rounds_weights:
         notes.append("the weights are rounded to bf16 once, at the first step")
     if isinstance(anchor, anchors.Regenerated):
         notes += _speed(anchor.seeds, [params[r.name] for r in pulled])
@@ -121,7 +121,7 @@ def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]
 
 
 def _speed(seeds: init.Seeds, params: list[Tensor]) -> list[str]:
-    """How long all of z0 takes to make, from one slice of each kind of initialisation."""
+    """The time to make all of z0, estimated from one slice of each kind of initialisation."""
     kinds: dict[str, list[Tensor]] = {}
     for p in params:
         spec = seeds.of(p)
@@ -141,18 +141,18 @@ def _speed(seeds: init.Seeds, params: list[Tensor]) -> list[str]:
     return notes
 
 
-def _seconds(kind: str, p: Tensor, params: list[Tensor]) -> float:
-    """To make the params from a seed, measured on a slice of p, the largest."""
-    spec = init.Spec("", init.Init(kind, 0.0, 1.0), 0, tuple(p.shape))
-    n = max(1, min(init.SLICES.get(p.device.type, init.SLICES["cpu"]), p.numel()))
-    x = torch.zeros(n, dtype=torch.float32, device=p.device)
+def _seconds(kind: str, largest: Tensor, params: list[Tensor]) -> float:
+    """The time to make the params from a seed, measured on a slice of the largest one."""
+    step = distributions.SLICES.get(largest.device.type, distributions.SLICES["cpu"])
+    x = torch.zeros(max(1, min(step, largest.numel())), device=largest.device)
+    spec = init.Spec("", init.Init(kind, 0.0, 1.0), 0, tuple(x.shape))
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        init.regenerate_([x], [x], [spec], 0.5)
+        anchors.pull_([x], [distributions.Seeded(spec, x)], 0.5)
         x[:1].item()  # waits for the device
         times.append(time.perf_counter() - start)
-    return min(times) / n * sum(q.numel() for q in params)
+    return min(times) / x.numel() * sum(q.numel() for q in params)
 
 
 def _is_tensor(t: Any) -> bool:
@@ -160,14 +160,17 @@ def _is_tensor(t: Any) -> bool:
 
 
 def _stepped(optimizer: Optimizer) -> bool:
-    """Whether some parameter has state of a step."""
+    """Whether a parameter has been stepped."""
     counts = [s.get("step") for s in optimizer.state.values() if isinstance(s, dict)]
     return any(c is None or float(c) > 0 for c in counts) and bool(counts)
 
 
 def _on_meta(model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, dict[Tensor, Tensor]]:
-    """The optimizer after one step on meta twins of its parameters. Its anchor sees constants
-    where torch's own initialisers would put them, for a meta tensor has no values to look at."""
+    """Step a copy of the optimizer on meta copies of its parameters.
+
+    A meta tensor has no values, so its anchor treats those parameters as constant that torch's own
+    initialisers would make constant.
+    """
     params = [p for g in optimizer.param_groups for p in g["params"]]
     meta: dict[Tensor, Tensor] = {}
     for p in params:
@@ -178,18 +181,18 @@ def _on_meta(model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, dict[Te
     constants = {meta[p] for p in params if _constant(model, p)}
     with anchors.known_constants(constants):
         base = getattr(optimizer, "base", optimizer)
-        kept, base.state = base.state, type(base.state)(dict)  # nothing of it is to be copied
+        kept, base.state = base.state, type(base.state)(dict)  # so that deepcopy skips the state
         try:
-            twin = copy.deepcopy(optimizer, known)
+            copied = copy.deepcopy(optimizer, known)
         finally:
             base.state = kept
-        for group in twin.param_groups:  # what the meta device cannot run does not change the state
+        for group in copied.param_groups:  # the meta device cannot run these, and they do not change the state
             group.update({k: v for k, v in PLAIN.items() if k in group})
-        if isinstance(getattr(twin, "base", twin), SODA):
-            twin.state_dict()  # its state is made before the first step
-        if not isinstance(twin, SODA):
-            twin.step()
-    return twin, meta
+        if isinstance(getattr(copied, "base", copied), SODA):
+            copied.state_dict()  # it makes its state before the first step
+        if not isinstance(copied, SODA):
+            copied.step()
+    return copied, meta
 
 
 PLAIN = {"fused": None, "capturable": False, "foreach": False}

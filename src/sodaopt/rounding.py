@@ -3,7 +3,7 @@
 Plain rounding loses every change smaller than half a unit in the last place: from k = 510 on,
 1 - 1/(k+2) moves no bf16 weight at all. Rounding up with a probability equal to the remainder
 keeps the mean. The bits are a hash of the counter, so torch's generators are untouched, replicas
-agree bitwise, and a resumed run rounds as the uninterrupted one.
+agree bitwise, and a resumed run rounds like the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodaopt import backends as kernels
-from sodaopt._bare import is_bare
+from sodaopt import backends
 from sodaopt.parallel import sharded
 
 HALVES = frozenset((torch.bfloat16, torch.float16))
 _MASK = 0xFFFFFFFF
 
 
-def _mix(h: int) -> int:
-    """A 32-bit finaliser (the multipliers are Wellons' lowbias32)."""
-    h &= _MASK
+def _mix(h: Any) -> Any:
+    """A 32-bit finaliser, on a number or on int64 tensors (multipliers of Wellons' lowbias32)."""
+    h = h & _MASK
     h = ((h ^ (h >> 16)) * 0x7FEB352D) & _MASK
     h = ((h ^ (h >> 15)) * 0x846CA68B) & _MASK
     return h ^ (h >> 16)
@@ -32,32 +31,34 @@ def _mix(h: int) -> int:
 
 def key(seed: int, parameter: int, step: int) -> int:
     """One 32-bit key for a parameter at a step."""
-    return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
+    mixed: int = _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
+    return mixed
 
 
+@lru_cache(maxsize=1 << 16)
 def prefix(seed: int, parameter: int) -> int:
-    """The part of a key that stays from step to step."""
+    """The part of a key that does not change from step to step."""
     h = 0x9E3779B9
     for word in (seed, seed >> 32, parameter):
         h = _mix(h ^ (word & _MASK)) + 0x9E3779B9 & _MASK
     return h
 
 
-kept_prefix = lru_cache(maxsize=1 << 16)(prefix)
-
-
 def random_bits(index: Tensor, key: int) -> Tensor:
-    """32 hashed bits for each element number, as int64 in [0, 2^32). `index` is int64."""
-    h = index * 0x9E3779B1 + key & _MASK
-    h = ((h ^ (h >> 16)) * 0x7FEB352D) & _MASK
-    h = ((h ^ (h >> 15)) * 0x846CA68B) & _MASK
-    return h ^ (h >> 16)
+    """32 hashed bits for each element index (int64), as int64 in [0, 2^32)."""
+    bits: Tensor = _mix(index * 0x9E3779B1 + key)
+    return bits
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which updates of parameters of this dtype are summed: at least fp32."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
-    """x (float32) in bf16 or fp16, rounded to either neighbour with the right odds.
+    """Round x (fp32) to bf16 or fp16, to either neighbour with the right odds.
 
-    index: the element numbers of x within its parameter, where x is only a part of it.
+    index: the indices of x's elements in the whole parameter, if x is a part of it.
     """
     if index is None:
         index = torch.arange(x.numel(), device=x.device).view(x.shape)
@@ -77,29 +78,35 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
     raise TypeError(f"stochastic rounding is to bf16 or fp16, not {dtype}")
 
 
-def write_(ps: list[Any], xs: list[Tensor], numbers: list[int], seed: int, step: int) -> None:
-    """p <- x rounded stochastically: 16-bit parameters of these numbers, and for each an fp32 x of
-    the shape of this rank's part."""
+def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step: int) -> None:
+    """Round each fp32 x into this rank's shard of its 16-bit parameter p.
+
+    indices: the index of each parameter in its optimizer.
+    """
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
-    for p, x, number in zip(ps, xs, numbers, strict=True):
-        part = sharded.local(p)
-        start = _start(p, part, x)
+    for p, x, index in zip(ps, xs, indices, strict=True):
+        shard = sharded.local(p)
+        start = first_element(p) if _has_kernel(shard, x) else None
         if start is not None:
-            launch = launches.setdefault((part.device, part.dtype), [])
-            launch.append((part, x, start, kept_prefix(seed, number)))
+            launch = launches.setdefault((shard.device, shard.dtype), [])
+            launch.append((shard, x, start, prefix(seed, index)))
             continue
-        k = key(seed, number, step)
-        part.copy_(stochastic(x, part.dtype, k, sharded.element_numbers(p)))
+        rounded = stochastic(x, shard.dtype, key(seed, index, step), sharded.element_numbers(p))
+        shard.copy_(rounded)
     for rows in launches.values():
         from sodaopt.backends.triton import rounding
 
-        parts, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
-        rounding.write_(parts, xs_, starts, prefixes, step)
+        shards, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
+        rounding.write_(shards, xs_, starts, prefixes, step)
 
 
-def _start(p: Any, part: Tensor, x: Tensor) -> int | None:
-    """The number of the first element, if they follow one another and a kernel can round."""
-    if torch.compiler.is_compiling() or not (part.is_cuda and is_bare(part) and is_bare(x)):
-        return None  # compiled, the plain operations are one pass too
-    n = sharded.numbers(p, 0, 0)  # of none of them: whether it is a range, and where that begins
-    return n.start if isinstance(n, range) and kernels.usable(str(p.dtype), x.device) else None
+def first_element(p: Any) -> int | None:
+    """The index of this rank's first element in p, or None if its elements are not contiguous."""
+    numbers = sharded.numbers(p, 0, 0)
+    return numbers.start if isinstance(numbers, range) else None
+
+
+def _has_kernel(shard: Tensor, x: Tensor) -> bool:
+    if not shard.is_cuda or torch.compiler.is_compiling():  # compiled, this is one pass anyway
+        return False
+    return backends.readable(shard) and backends.readable(x) and backends.usable(x.device)

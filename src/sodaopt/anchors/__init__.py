@@ -1,17 +1,64 @@
-"""Where z0 lives."""
+"""Where z0, the initial weights, lives: the pull needs them at every step.
 
-from sodaopt.anchors.places import *  # noqa: F403
-from sodaopt.anchors.places import (
-    ANCHORS,
+    clone      a copy in the parameter's dtype                                   exact
+    bf16       half of that; the weights are rounded to bf16 once, at the start  exact
+    cpu        a copy on the host, pinned, copied to the device at each step     exact
+    constant   one number, for parameters that start at zero or one              exact
+    file       a memory-mapped safetensors file: finetuning, or a frozen reference model
+    seed       made again from (seed, parameter, element): see `sodaopt.init`
+    auto       constant if possible, else clone
+
+At a parameter's first step an anchor returns the tensor to keep in the optimizer's state
+(`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sodaopt._errors import unknown
+from sodaopt.anchors.elsewhere import FromFile, Regenerated
+from sodaopt.anchors.init import Seeds
+from sodaopt.anchors.pull import Source, pull_, value
+from sodaopt.anchors.stored import (
     Anchor,
     Clone,
     Constant,
     Elsewhere,
-    FromFile,
     Host,
-    Regenerated,
     Rounded,
-    anchor,
     constant_of,
     known_constants,
 )
+
+__all__ = [
+    "ANCHORS", "Anchor", "Clone", "Constant", "Elsewhere", "FromFile", "Host", "Regenerated",
+    "Rounded", "Source", "anchor", "constant_of", "known_constants", "pull_", "value",
+]  # fmt: skip
+
+ANCHORS: dict[str, Callable[[], Anchor]] = {
+    "clone": Clone,
+    "bf16": Rounded,
+    "cpu": Host,
+    "constant": Constant,
+    "auto": Constant,
+}
+
+
+def anchor(spec: Any) -> Anchor:
+    """An anchor from its name, from `Seeds`, or an Anchor object as it is."""
+    if isinstance(spec, Seeds):
+        return Regenerated(spec)
+    if isinstance(spec, str):
+        if spec == "seed":
+            raise ValueError(
+                'anchor="seed" needs to know the seeds: seeds = sodaopt.init.seeded_(model, 0) '
+                "before training, then anchor=seeds"
+            )
+        if spec not in ANCHORS:
+            raise ValueError(unknown("anchor", spec, [*ANCHORS, "seed"]))
+        return ANCHORS[spec]()
+    if not isinstance(spec, Anchor):
+        raise TypeError(f"an anchor is a name, Seeds, or an Anchor object, got {spec!r}")
+    return spec

@@ -1,7 +1,7 @@
 """Philox 4x32-10 (Salmon et al. 2011) in plain tensor operations: random numbers without a state.
 
 Word i of a stream is a pure function of (key, i), so any part of a tensor can be made again, alone,
-on any device. Words and uniforms are the same bits everywhere.
+on any device. Words and fractions have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def _blocks(n: Tensor, key: tuple[int, int], stream: int) -> tuple[Tensor, ...]:
     return block((n & _MASK, n >> 32, s0, s1), key)
 
 
-def uniform(words: Tensor) -> Tensor:
+def fractions(words: Tensor) -> Tensor:
     """fp32 in [0, 1), 24 bits each: exact, hence equal on every device."""
     return (words >> 8).float() * 2.0**-24

@@ -1,235 +1,234 @@
-"""x <- x + lam (z0 - x) for z0 wherever it lies: in place, or a bucket at a time."""
+"""The pull x <- x + lam (z0 - x): one function, and an ordered table of implementations.
+
+z0 comes as a `Source`: a tensor on any device and of any dtype, one number, or a seed. For each
+pair of x and z0, the first entry of PULLS that wants it pulls it. No implementation makes a second
+copy of all weights: a z0 of another dtype or device is cast or copied a bucket at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import chain, compress
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sodaopt import backends as kernels
-from sodaopt import native
-from sodaopt._bare import is_bare
-from sodaopt.rounding import HALVES
+from sodaopt import backends
+from sodaopt.anchors.distributions import Seeded
+from sodaopt.rounding import first_element
 
-Piece: TypeAlias = tuple[Tensor, Tensor, torch.dtype]
-"""An x, its z0 wherever that is, and the dtype in which z0 counts."""
+Source: TypeAlias = Tensor | float | Seeded
+Pairs: TypeAlias = list[tuple[Tensor, Any]]
 
-BELOW_HALF = 0.5 - 2**-25
-"""Here lerp_ has the form x + lam (z - x), also where lam is rounded to fp32."""
-FUSED = frozenset((torch.float32, torch.float64))
-LARGE = 1 << 15
-"""Elements from which on `native` is faster than torch."""
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Bytes of z0 that are cast or brought over at a time: what stays in a cache, and costs little."""
+"""Bytes of z0 that are cast or copied at a time: they fit a cache, or keep a GPU busy."""
 
 
-@torch._disable_dynamo  # type: ignore[attr-defined]  # streams, and as many calls as buckets
-def pull_in_buckets_(far: list[Piece], lam: Any) -> None:
-    far = _pull_as_they_are_(far, lam)
-    sides: dict[tuple[torch.device, torch.dtype, bool], list[Piece]] = {}
-    for x, z, dtype in far:
-        over = x.is_cuda and not z.is_cuda
-        sides.setdefault((x.device, x.dtype, over), []).append((x, z, dtype))
-    for (device, dtype, over), pieces in sides.items():
-        buckets = _buckets(pieces, BUCKETS.get(device.type, BUCKETS["cpu"]))
-        room = torch.empty(0, dtype=dtype, device=device)
-        for bucket in _ahead(buckets, device) if over else buckets:
-            n = sum(_rounded(x.numel()) for x, _, its in bucket if its != dtype)
-            room = room if room.numel() >= n else torch.empty(n, dtype=dtype, device=device)
-            lerp_([x for x, _, _ in bucket], _cast(bucket, room), lam)
+class Pull(NamedTuple):
+    """An implementation. wants(x, z0) tells whether it handles the pair."""
+
+    name: str
+    wants: Callable[[Tensor, Source], bool]
+    run: Callable[[Pairs, float], None]
 
 
-def _pull_as_they_are_(far: list[Piece], lam: Any) -> list[Piece]:
-    """Pull toward a z0 of another dtype on x's own device, where there is a pass that widens it on
-    the way. Returns the others."""
-    rest, here = [], []
-    launches: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
-    for x, z, dtype in far:
-        if dtype not in (x.dtype, z.dtype):
-            rest.append((x, z, dtype))
-        elif _is_fast(lam) and _is_native(x, z):
-            here.append((x, z))
-        elif isinstance(lam, float) and _is_for_triton(x, z):
-            launch = launches.setdefault((x.device, x.dtype, z.dtype), ([], []))
-            launch[0].append(x)
-            launch[1].append(z)
-        else:
-            rest.append((x, z, dtype))
-    if here:
-        native.pull_([x for x, _ in here], [z for _, z in here], lam)
+@torch.compiler.disable
+def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
+    """x <- x + lam (z0 - x) for each x, a rank's shard, in place."""
+    work: dict[int, Pairs] = {}
+    for x, z0 in zip(xs, z0s, strict=True):
+        if not x.is_meta:
+            number = next(n for n, pull in enumerate(PULLS) if pull.wants(x, z0))
+            work.setdefault(number, []).append((x, z0))
+    for number, pairs in work.items():
+        PULLS[number].run(pairs, lam)
+
+
+def value(z0: Source, x: Tensor) -> Tensor:
+    """z0 as a tensor with the dtype and device of x; a constant has no dimensions."""
+    if isinstance(z0, Seeded):
+        made = torch.zeros(x.shape, dtype=z0.p.dtype, device=x.device)
+        pull_([made], [z0], 1.0)
+        return made.to(x.dtype)
+    if isinstance(z0, Tensor):
+        return z0.to(x.device, x.dtype, non_blocking=True)
+    return x.new_full((), z0)
+
+
+def _columns(pairs: Pairs) -> tuple[list[Tensor], list[Any]]:
+    return [x for x, _ in pairs], [z0 for _, z0 in pairs]
+
+
+# -- the implementations --------------------------------------------------------------------------
+
+
+def _is_alike(x: Tensor, z0: Source) -> bool:
+    return isinstance(z0, Tensor) and z0.dtype == x.dtype and z0.device == x.device
+
+
+def _together(pairs: Pairs, lam: float) -> None:
+    torch._foreach_lerp_(*_columns(pairs), lam)
+
+
+def _is_number(x: Tensor, z0: Source) -> bool:
+    return isinstance(z0, float)
+
+
+def _to_numbers(pairs: Pairs, lam: float) -> None:
+    torch._foreach_mul_([x for x, _ in pairs], 1 - lam)
+    if elsewhere := [(x, lam * z0) for x, z0 in pairs if z0 != 0]:
+        torch._foreach_add_(*_columns(elsewhere))
+
+
+def _has_kernel(x: Tensor, z0: Source) -> bool:
+    if not (x.is_cuda and x.dtype == torch.float32 and isinstance(z0, Tensor)):
+        return False
+    same = z0.device == x.device and backends.readable(z0) and backends.readable(x)
+    return same and backends.usable(x.device)
+
+
+def _by_kernel(pairs: Pairs, lam: float) -> None:
+    from sodaopt.backends.triton import pull
+
+    launches: dict[Any, Pairs] = {}
+    for x, z0 in pairs:
+        launches.setdefault((x.device, z0.dtype), []).append((x, z0))
     for launch in launches.values():
-        from sodaopt.backends.triton import pull
-
-        pull.pull_(*launch, lam)
-    return rest
+        pull.pull_(*_columns(launch), lam)
 
 
-def _cast(bucket: list[Piece], room: Tensor) -> list[Tensor]:
-    """Each z0 in its x's dtype, written into the room: new memory for each bucket is slower, and so
-    is a copy at a time."""
-    at, out = 0, []
-    guests: tuple[list[Tensor], list[Tensor]] = [], []
-    for x, z, dtype in bucket:
-        z = z.to(x.device).to(dtype)
-        if z.dtype != x.dtype:
-            guests[0].append(room[at : at + z.numel()].view(z.shape))
-            guests[1].append(z)
-            at += _rounded(z.numel())
-            z = guests[0][-1]
-        out.append(z)
-    if guests[0]:
-        torch._foreach_copy_(*guests)
-    return out
+def _has_seed_kernel(x: Tensor, z0: Source) -> bool:
+    if not (x.is_cuda and isinstance(z0, Seeded) and z0.spec.init.kind != "constant"):
+        return False
+    readable = backends.readable(x) and z0.p.dtype in backends.KERNEL_DTYPES
+    return readable and first_element(z0.p) is not None and backends.usable(x.device)
 
 
-def _buckets(pieces: list[Piece], room: int) -> Iterator[list[Piece]]:
-    """The same in lists of at most `room` bytes, for which large tensors are cut."""
-    bucket: list[Piece] = []
+def _by_seed_kernel(pairs: Pairs, lam: float) -> None:
+    from sodaopt.backends.triton import seeded
+
+    launches: dict[Any, list[tuple[Tensor, seeded.Stream]]] = {}
+    for x, (spec, p) in pairs:
+        start, init = first_element(p) or 0, spec.init
+        stream = seeded.Stream(start, spec.stream, spec.seed, init.a, init.spread)
+        launches.setdefault((x.device, x.dtype, init.kind, p.dtype), []).append((x, stream))
+    for (*_, kind, dtype), launch in launches.items():
+        seeded.pull_(*_columns(launch), kind, lam, dtype)
+
+
+def _is_seeded(x: Tensor, z0: Source) -> bool:
+    return isinstance(z0, Seeded)
+
+
+def _by_slices(pairs: Pairs, lam: float) -> None:
+    for x, z0 in pairs:
+        if x.is_contiguous():
+            flat = x.view(-1)
+            for at, part in z0.slices(flat.numel()):
+                flat[at].lerp_(part.to(x.dtype), lam)
+        else:  # channels_last, say: elements are stored in another order than they are numbered
+            parts = [part for _, part in z0.slices(x.numel())]
+            x.lerp_(torch.cat(parts).view(x.shape).to(x.dtype), lam)
+
+
+def _is_anything(x: Tensor, z0: Source) -> bool:
+    return True
+
+
+def _in_buckets(pairs: Pairs, lam: float) -> None:
+    """Pull toward a z0 of another dtype or on another device, a bucket at a time."""
+    sides: dict[tuple[torch.device, bool], Pairs] = {}
+    for x, z0 in pairs:
+        sides.setdefault((x.device, x.is_cuda and not z0.is_cuda), []).append((x, z0))
+    for (device, from_host), side in sides.items():
+        buckets = _buckets(side, BUCKETS.get(device.type, BUCKETS["cpu"]))
+        for bucket in _prefetched(buckets, device) if from_host else buckets:
+            _together([(x, z0.to(x.device, x.dtype)) for x, z0 in bucket], lam)
+
+
+PULLS = (  # the first that wants a pair pulls it
+    Pull("foreach", _is_alike, _together),
+    Pull("number", _is_number, _to_numbers),
+    Pull("triton", _has_kernel, _by_kernel),
+    Pull("triton seeded", _has_seed_kernel, _by_seed_kernel),
+    Pull("seeded slices", _is_seeded, _by_slices),
+    Pull("buckets", _is_anything, _in_buckets),
+)
+
+
+# -- buckets --------------------------------------------------------------------------------------
+
+
+def _buckets(pairs: Pairs, size: int) -> Iterator[Pairs]:
+    """The pairs in lists of at most `size` bytes of z0; large contiguous tensors are cut."""
+    bucket: Pairs = []
     used = 0
-    for x, z, dtype in pieces:
-        flat = x.is_contiguous() and z.is_contiguous()  # else, such as channels_last, in one piece
-        for x_, z_ in zip(*(_cut(t, room // z.element_size(), flat) for t in (x, z)), strict=True):
-            if bucket and used + _aligned(z_) > room:
+    for x, z0 in pairs:
+        elements = size // z0.element_size()
+        if x.numel() > elements and x.is_contiguous() and z0.is_contiguous():
+            pieces = list(zip(x.view(-1).split(elements), z0.view(-1).split(elements), strict=True))
+        else:
+            pieces = [(x, z0)]
+        for piece in pieces:
+            n = _padded(piece[1])
+            if bucket and used + n > size:
                 yield bucket
                 bucket, used = [], 0
-            bucket.append((x_, z_, dtype))
-            used += _aligned(z_)
+            bucket.append(piece)
+            used += n
     if bucket:
         yield bucket
 
 
-def _cut(t: Tensor, elements: int, flat: bool) -> Sequence[Tensor]:
-    return torch.split(t.view(-1), elements) if flat and t.numel() > elements else (t,)
+def _padded(t: Tensor) -> int:
+    """The tensor's bytes, rounded up to a multiple of 16 so that wide loads stay aligned."""
+    return -(-t.nbytes // 16) * 16
 
 
-def _aligned(t: Tensor) -> int:
-    return _rounded(t.nbytes)
+def _prefetched(buckets: Iterator[Pairs], device: torch.device) -> Iterator[Pairs]:
+    """The buckets with z0 copied from the host, each while the bucket before it is in use.
 
-
-def _rounded(n: int) -> int:
-    """Up to a multiple of 16, where wide loads begin."""
-    return -(-n // 16) * 16
-
-
-def _ahead(buckets: Iterator[list[Piece]], device: torch.device) -> Iterator[list[Piece]]:
-    """The buckets with their z0 brought from the host, each on its way while the one before it is
-    in use. The copies run on a stream of their own, which does not wait for what the device still
-    has to do, and go into two rooms in turn: fresh memory for each bucket would, since the host
-    runs ahead of the device, soon be as large as z0."""
+    The copies run on their own stream and alternate between two buffers. Fresh memory for each
+    bucket would soon be as large as all of z0, because the host runs ahead of the device.
+    """
     main, side = torch.cuda.current_stream(device), _side_stream(device)
-    rooms: list[Tensor | None] = [None, None]
-    left: list[torch.cuda.Event | None] = [None, None]  # when the last guest of a room was used
+    buffers: list[Tensor | None] = [None, None]
+    released: list[torch.cuda.Event | None] = [None, None]  # when main was done with a buffer
 
-    def send(n: int, bucket: list[Piece]) -> tuple[list[Piece], torch.cuda.Event]:
-        size, at, there = sum(_aligned(z) for _, z, _ in bucket), 0, []
+    def send(n: int, bucket: Pairs) -> tuple[Pairs, torch.cuda.Event]:
+        size, begin, copies = sum(_padded(z0) for _, z0 in bucket), 0, []
         with torch.cuda.stream(side):
-            room, event = rooms[n % 2], left[n % 2]
+            buffer, event = buffers[n % 2], released[n % 2]
             if event is not None:
                 side.wait_event(event)
-            if room is None or room.nbytes < size:
-                if room is not None:
-                    room.record_stream(main)
+            if buffer is None or buffer.nbytes < size:
+                if buffer is not None:
+                    buffer.record_stream(main)
                 most = max(size, BUCKETS["cuda"])
-                room = rooms[n % 2] = torch.empty(most, dtype=torch.uint8, device=device)
-            for x, z, dtype in bucket:
-                guest = room[at : at + z.nbytes].view(z.dtype).view(z.shape)
-                there.append((x, guest.copy_(z, non_blocking=True), dtype))
-                at += _aligned(z)
-            return there, side.record_event()
+                buffer = buffers[n % 2] = torch.empty(most, dtype=torch.uint8, device=device)
+            for x, z0 in bucket:
+                copy = buffer[begin : begin + z0.nbytes].view(z0.dtype).view(z0.shape)
+                copies.append((x, copy.copy_(z0, non_blocking=True)))
+                begin += _padded(z0)
+            return copies, side.record_event()
 
     sent = None
     try:
         for n, bucket in enumerate(chain(buckets, [None])):
-            next_ = send(n, bucket) if bucket is not None else None
+            following = send(n, bucket) if bucket is not None else None
             if sent is not None:
                 main.wait_event(sent[1])
                 yield sent[0]
-                left[(n - 1) % 2] = main.record_event()
-            sent = next_
+                released[(n - 1) % 2] = main.record_event()
+            sent = following
     finally:
-        for room in rooms:
-            if room is not None:
-                room.record_stream(main)  # its memory is the side stream's, and main has read it
+        for buffer in buffers:
+            if buffer is not None:
+                buffer.record_stream(main)  # it belongs to the side stream, and main has read it
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def lerp_(xs: list[Tensor], zs: list[Tensor], lam: Any) -> None:
-    """x <- x + lam (z - x), each z of its x's shape and dtype.
-
-    Plain tensors on the CPU go through `native` where they are large and that was built, else
-    through fused SGD with the gradient z and the weight decay -1: the same to the bit below 1/2,
-    where lerp_ has this form too, and a tenth faster. Both read memory from end to end, so what is
-    not contiguous must not get there.
-    """
-    if not (_is_fast(lam) and all(map(_is_plain, xs)) and all(map(_is_plain, zs))):
-        torch._foreach_lerp_(xs, zs, lam)
-        return
-    large = [x.numel() >= LARGE and (x.dtype, x.dtype) in native.PULLS for x in xs]
-    if any(large):
-        native.pull_(list(compress(xs, large)), list(compress(zs, large)), lam)
-    if not all(large):
-        small = [not is_large for is_large in large]
-        xs, zs = list(compress(xs, small)), list(compress(zs, small))
-        torch._fused_sgd_(
-            xs, zs, [], weight_decay=-1.0, momentum=0.0, lr=-lam, dampening=0.0,
-            nesterov=False, maximize=False, is_first_step=True,
-        )  # fmt: skip
-        torch.autograd.graph.increment_version(xs)  # which it does not do
-
-
-def lerp_to_numbers_(xs: list[Tensor], zs: list[float], lam: Any) -> None:
-    """x <- x + lam (z - x) for a number z each: one pass over x where that is zero or x is large,
-    and few calls however many small ones there are."""
-    if not _is_fast(lam):
-        for x, z in zip(xs, zs, strict=True):
-            x.lerp_(x.new_full((), z), lam)
-        return
-    if zero := [x for x, z in zip(xs, zs, strict=True) if z == 0]:
-        torch._foreach_add_(zero, zero, alpha=-lam)
-    small: tuple[list[Tensor], list[float]] = [], []
-    for x, z in zip(xs, zs, strict=True):
-        if z != 0 and x.numel() >= LARGE:  # without a copy
-            x.lerp_(x.new_full((), z), lam)
-        elif z != 0:
-            small[0].append(x)
-            small[1].append(z)
-    if small[0]:
-        way = torch._foreach_neg(small[0])
-        torch._foreach_add_(way, small[1])
-        torch._foreach_add_(small[0], way, alpha=lam)
-
-
-def _is_fast(lam: Any) -> bool:
-    """Whether the other forms of a lerp are the same bits, in fp32 and fp64. (Compiled, each lam
-    would be another program.)"""
-    return isinstance(lam, float) and lam < BELOW_HALF and not torch.compiler.is_compiling()
-
-
-def _is_plain(t: Tensor) -> bool:
-    return t.dtype in FUSED and t.is_cpu and is_bare(t)
-
-
-def _is_native(x: Tensor, z: Tensor) -> bool:
-    return (
-        (x.dtype, z.dtype) in native.PULLS and x.is_cpu and z.is_cpu and is_bare(x) and is_bare(z)
-    )
-
-
-def _is_for_triton(x: Tensor, z: Tensor) -> bool:
-    return (
-        x.is_cuda
-        and x.device == z.device
-        and x.dtype == torch.float32
-        and z.dtype in HALVES
-        and is_bare(x)
-        and is_bare(z)
-        and kernels.usable("pull", x.device)
-    )

@@ -1,6 +1,8 @@
-"""Triton: one launch where plain torch operations are many. Nothing beside this file is imported
-before a tensor on a GPU asks for it. All tensors of a launch are done at once: as with torch's own,
-two of them must not share memory. Before a step is captured in a CUDA graph one must have run."""
+"""Fast forms of plain torch operations: Triton kernels on a GPU.
+
+Everything works without them, and results differ by rounding only. The modules under `triton/`
+import torch and triton alone. They are imported when a tensor on a GPU first needs them.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +11,37 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor, nn
+
+PLAIN = frozenset((Tensor, nn.Parameter))
+KERNEL_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+"""The dtypes that kernels read and write."""
+
+
+def usable(device: torch.device) -> bool:
+    """Whether Triton kernels run on this device."""
+    return device.type == "cuda" and _compiles(device)
+
+
+def readable(t: Tensor) -> bool:
+    """Whether a kernel may read the tensor's memory from end to end."""
+    return type(t) in PLAIN and t.dtype in KERNEL_DTYPES and t.is_contiguous() and not t.is_neg()
 
 
 @cache
-def usable(what: str, device: torch.device) -> bool:
-    """Whether a kernel compiles here and has torch's bits; else plain operations do its work.
-
-    what: "pull", a kind of initial weights, a dtype to round to, or a map's lines; see `checks`.
-    """
+def _compiles(device: torch.device) -> bool:
+    """Compile one small kernel. Without a C compiler, or on an old GPU, none of them works."""
     if find_spec("triton") is None:
         return False
     try:
-        from sodaopt.backends.triton import checks
+        from sodaopt.backends.triton.pull import pull_
 
-        checks.CHECKS[what](device)
+        x = torch.zeros(1, dtype=torch.float32, device=device)
+        pull_([x], [torch.ones_like(x)], 0.5)
     except Exception as error:
         warnings.warn(
-            f"the Triton kernel for {what!r} cannot be used on {device}, and plain operations take "
-            f"its place, which are slower: {type(error).__name__}: {error}",
+            f"Triton kernels failed to compile on {device}; falling back to slower PyTorch "
+            f"operations: {type(error).__name__}: {error}",
             stacklevel=2,
         )
         return False

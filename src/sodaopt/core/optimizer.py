@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,25 +12,47 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors
 from sodaopt._errors import times, unknown
+from sodaopt.backends import PLAIN, usable
+from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
-from sodaopt.core.update import Leaf, sum_dtype, update
-from sodaopt.core.validation import Defaults, as_list, check_keys, check_lr, check_parameter
+from sodaopt.core.update import Bucket, eager_step
+from sodaopt.core.validation import as_list, check_keys, check_lr, check_parameter
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
+from sodaopt.rounding import sum_dtype
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+class Step(NamedTuple):
+    """An implementation of one step of a bucket. wants(bucket) tells whether it handles it."""
+
+    name: str
+    wants: Callable[[Bucket], bool]
+    run: Callable[[Bucket], None]
+
+
+STEPS = (  # the first that wants a bucket runs it
+    Step("triton elementwise", fused.wants_elementwise, fused.elementwise_step),
+    Step("triton polar", fused.wants_polar, fused.polar_step),
+    Step("eager", lambda bucket: True, eager_step),
+)
 
 
 class SODA(Optimizer):
     """Run a `Method` on parameters, or one method a group.
 
         SODA(model.parameters(), lr=1e-3, method=zoo.adamw())
-        SODA([{"params": hidden, "method": zoo.muon()}, {"params": rest, "lr": 3e-4}], 0.02,
+        SODA([{"params": matrices, "method": zoo.muon()}, {"params": rest, "lr": 3e-4}], 0.02,
              zoo.adam())
 
-    The parameters hold y. `eval()` puts x there and `train()` y again, exactly; both do nothing
+    The parameters hold y. `eval()` puts x there and `train()` puts y back, exactly. Both do nothing
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
-    stochastically; `seed` picks the rounding bits. foreach=False goes parameter by parameter.
+    stochastically.
+
+    foreach: False steps parameter by parameter.
+    maximize: ascend instead of descend.
+    seed: selects the rounding bits.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     """
 
@@ -48,14 +70,14 @@ class SODA(Optimizer):
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         check_lr(lr, "SODA")
-        defaults = Defaults(
-            lr=lr,
-            method=None if method is None else self._register(method),
-            foreach=foreach,
-            maximize=maximize,
-            seed=seed,
-            train_mode=True,
-        )
+        defaults = {
+            "lr": lr,
+            "method": None if method is None else self._register(method),
+            "foreach": foreach,
+            "maximize": maximize,
+            "seed": seed,
+            "train_mode": True,
+        }
         super().__init__(params, defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
@@ -64,7 +86,7 @@ class SODA(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on every parameter that has a gradient."""
+        """Take one step on every parameter that has a gradient."""
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError("step() in eval mode would move x, not y: call train() first")
         loss = None
@@ -74,48 +96,83 @@ class SODA(Optimizer):
         self._step()
         return loss
 
-    # k is read on the host: a traced step would freeze or break on it
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch.compiler.disable  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
-        number = 0
-        for group in self.param_groups:
-            method = self.methods[group["method"]]
-            for leaves in self._buckets(group, method, number):
-                # a step inside an autocast region must not run its matrix products in 16 bits
-                device = leaves[0].p.device.type
-                with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-                    update(leaves, method, group, self.anchor)
-            number += len(group["params"])
+        for bucket in self._buckets():
+            # inside an autocast region the matrix products would run in 16 bits
+            device = bucket.params[0].device.type
+            with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+                next(step for step in STEPS if step.wants(bucket)).run(bucket)
+            self._advance(bucket)
 
-    def _buckets(self, group: dict[str, Any], method: Method, number: int) -> Iterator[list[Leaf]]:
-        """Leaves that can share one call of every operation, those with a gradient alone."""
-        buckets: dict[object, list[Leaf]] = {}
-        for j, p in enumerate(group["params"]):
-            if p.grad is None or p.numel() == 0:
-                continue
-            if p.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"{_label(group, j)} has a sparse gradient, and every method here moves dense "
-                    "parameters: build the embedding with sparse=False"
-                )
-            s: Any = self.state.get(p)
-            k = int(s["step"]) if s else 0
-            s = s if k else self._current(p, method, first=True)
-            past = tuple(float(s[name]) for name in method.memory)
-            alone = j if group["foreach"] is False else None
-            key = (k, past, p.dtype, p.device, alone)
-            buckets.setdefault(key, []).append(Leaf(p, s, number + j))
-        yield from buckets.values()
+    def _buckets(self) -> list[Bucket]:
+        """Group the parameters that have a gradient, so that a bucket shares all operations."""
+        buckets: dict[Any, Bucket] = {}
+        index = 0
+        for number, group in enumerate(self.param_groups):
+            method = self.methods[group["method"]]
+            for j, p in enumerate(group["params"], index):
+                if p.grad is None or p.numel() == 0:
+                    continue
+                s = self._stepped_state(p, method, group)
+                z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
+                is_fusable = p.is_cuda and usable(p.device) and fused.is_fusable(p, s, method, z0)
+                is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
+                alone = j if group["foreach"] is False else None
+                k, past = int(s["step"]), tuple(float(s[name]) for name in method.memory)
+                key = number, k, past, p.dtype, p.device, is_sharded, is_fusable, alone
+                bucket = buckets.get(key)
+                if bucket is None:
+                    bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, is_fusable)
+                bucket.params.append(p)
+                bucket.shapes.append(p.shape)
+                bucket.state.append(s)
+                bucket.indices.append(j)
+                if z0 is not None:
+                    bucket.z0.append(z0)
+            index += len(group["params"])
+        return list(buckets.values())
+
+    def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> State:
+        """The state of a parameter that is about to be stepped."""
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{_label(group, p)} has a sparse gradient, and every method here moves dense "
+                "parameters: build the embedding with sparse=False"
+            )
+        s: Any = self.state.get(p)
+        return s if s and s["step"] else self._current(p, method, first=True)
+
+    def _new_bucket(
+        self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,
+        is_fusable: bool,
+    ) -> Bucket:  # fmt: skip
+        method, lr = self.methods[group["method"]], float(group["lr"])
+        memory = method.advance(dict(zip(method.memory, past, strict=True)), k, lr)
+        return Bucket(
+            shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
+            memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
+            seed=group["seed"], is_sharded=is_sharded, is_fusable=is_fusable,
+        )  # fmt: skip
+
+    def _advance(self, bucket: Bucket) -> None:
+        """Count the step, and keep the memory of the coefficients."""
+        # with a number, or without alpha, this call takes four times as long
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        torch._foreach_add_([s["step"] for s in bucket.state], one, alpha=1.0)
+        for s in bucket.state:
+            for name, number in bucket.memory.items():
+                s[name].fill_(number)
 
     # -- state --------------------------------------------------------------------------------
 
     def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """The state of a parameter before its first step; first: which begins now."""
+        """Make the state of a parameter before its first step; first: that step begins now."""
         y, dtype = p.detach(), sum_dtype(p.dtype)
-        # explicit: a default dtype of bf16 would stop k at 256, a default device stall each step
-        s: State = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
+        # float64 counts beyond 2^24; on a GPU, reading the count would synchronise the device
+        s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
         if method.centre == "init":
-            s["z0"] = self.anchor.take(p, first)
+            s["z0"] = self.anchor.capture(p, first)
         if method.keeps_m:
             s["m"] = torch.zeros_like(y, dtype=dtype)
         if method.keeps_z:
@@ -123,14 +180,14 @@ class SODA(Optimizer):
         if method.keeps_x:
             s["x"] = y.to(dtype, copy=True)
             if dtype != y.dtype:
-                s["y"] = y.clone()  # eval() cannot put 16 bits of y into the fp32 x
+                s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
         s |= method.geometry.state(y, dtype)
         memory = method.memory.items()
         return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """The state of p. Up to its first step it is made again from the parameter as it is now:
-        weights may be loaded, moved or swapped for sharded ones after the constructor."""
+        """The state of p. Until its first step it is made again from the parameter as it is now:
+        weights may be loaded, moved or replaced by sharded ones after the constructor."""
         if p not in self.state:
             self._adopt()
         s: State = self.state[p]
@@ -139,19 +196,19 @@ class SODA(Optimizer):
         return s
 
     def _adopt(self) -> None:
-        """Give every trainable parameter of the groups a state, and forget all others."""
+        """Give every trainable parameter of the groups a state, and drop all other state."""
         known = self.state.copy()
         self.state.clear()
         for group in self.param_groups:
             for p in group["params"]:
-                if known.get(p):  # not {}: looking for p in the defaultdict puts that there
+                if known.get(p):  # a look-up in the defaultdict may have stored {}
                     self.state[p] = known[p]
                 elif p.requires_grad:
                     self.state[p] = self._fresh(p, self.methods[group["method"]])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, in mid-run too. A group may have its own `method`, and its own `lr` or an
-        `lr_factor` for the optimizer's."""
+        """Add a group, also during a run. It may have its own `method`, and its own `lr` or an
+        `lr_factor` of the optimizer's lr."""
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         group, where = dict(param_group), f"group {len(self.param_groups)}"
@@ -174,17 +231,17 @@ class SODA(Optimizer):
         seen = {p for g in self.param_groups for p in g["params"]}
         for j, entry in enumerate(params):
             name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
-            if not isinstance(p, Tensor):
-                raise TypeError(f"{name} is no tensor but a {type(p).__name__}")
             check_parameter(name, p, method)
             if p in seen:
-                raise ValueError(f"{name} ({times(p.shape)}) is in the optimizer twice: drop one")
+                raise ValueError(
+                    f"{name} ({times(p.shape)}) is in the optimizer twice: remove one of them"
+                )
             seen.add(p)
         super().add_param_group(group)
         self._adopt()
 
     def _register(self, method: Method | str) -> str:
-        """The name under which a group finds its method: groups hold plain values only."""
+        """Return the name under which a group finds its method: groups hold plain values only."""
         if isinstance(method, str):
             if method in self.methods:
                 return method
@@ -209,16 +266,16 @@ class SODA(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         for n, s in found["state"].items():
             if "z0" in s:
-                found["state"][n] = s | {"z0": self.anchor.written(s["z0"], params[n])}
+                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but each tensor keeps the dtype and device that this optimizer gives it.
+        """Load a state dict. Each tensor keeps the dtype and device that this optimizer gives it.
 
         torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
         """
         self._adopt()
-        handle = self.register_load_state_dict_pre_hook(_hold)  # after the user's own hooks
+        handle = self.register_load_state_dict_pre_hook(_shield)  # after the user's own hooks
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -233,7 +290,7 @@ class SODA(Optimizer):
             for p, loaded in state["state"].items():
                 state["state"][p] = self._release(p, loaded)
         super().__setstate__(state)
-        self.defaults.pop("differentiable", None)  # torch adds it; groups keep the keys they had
+        self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -261,18 +318,18 @@ class SODA(Optimizer):
                 f"{times(p.shape)}: {why}"
             )
         return {
-            name: self.anchor.place(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
+            name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
             for name, v in loaded.items()
         }
 
     # -- which point the parameters hold ------------------------------------------------------
 
     def train(self) -> None:
-        """Parameters hold y, where gradients are taken."""
+        """Let the parameters hold y, where gradients are taken."""
         self._switch(True)
 
     def eval(self) -> None:
-        """Parameters hold x, the method's output. step() needs train() again."""
+        """Let the parameters hold x, the method's output. step() needs train() again."""
         self._switch(False)
 
     @torch.no_grad()
@@ -290,7 +347,7 @@ class SODA(Optimizer):
 def _swap(p: Tensor, s: State, train: bool) -> None:
     """Exchange y in the parameter with x in the state, bit by bit.
 
-    Equal dtypes trade places, so that in eval mode the key "x" holds y. A 16-bit y waits in "y".
+    If the dtypes agree, the key "x" holds y in eval mode. A 16-bit y is kept under "y".
     """
     if "y" in s:
         if not train:
@@ -300,30 +357,31 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         sharded.exchange(p, s["x"])
 
 
-class _Held:
-    """A tensor that torch's load_state_dict passes on without casting it."""
+class _Shielded:
+    """A tensor that torch's load_state_dict does not see, and so does not cast."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
-def _hold(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     def hold(v: Any) -> Any:
-        return _Held(v) if isinstance(v, Tensor) else v
+        return _Shielded(v) if isinstance(v, Tensor) else v
 
     state = {k: {n: hold(v) for n, v in s.items()} for k, s in state_dict["state"].items()}
     return state_dict | {"state": state}
 
 
 def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
-    """A loaded value as this optimizer keeps it; a copy, for the saved one may still be in use."""
-    if not isinstance(v, _Held):
+    """Copy a loaded value into the dtype and device of this optimizer's own."""
+    if not isinstance(v, _Shielded):
         return v
     if ours is None:
         return v.tensor.detach().to(p.device, copy=True)
     return v.tensor.detach().to(ours.device, ours.dtype, copy=True)
 
 
-def _label(group: dict[str, Any], j: int) -> str:
+def _label(group: dict[str, Any], p: Tensor) -> str:
+    j = next(j for j, q in enumerate(group["params"]) if q is p)
     names = group.get("param_names")
-    return str(names[j]) if names else f"a parameter of shape {times(group['params'][j].shape)}"
+    return str(names[j]) if names else f"a parameter of shape {times(p.shape)}"

@@ -1,6 +1,6 @@
-"""The five lines of the paper on plain tensors: no fusing, no buckets, everything kept.
+"""The five lines of the paper on one plain tensor: no fusing, no buckets, everything kept.
 
-Slow on purpose, and what the optimizer is tested against.
+It is slow on purpose: the tests compare the optimizer with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sodaopt.schedules import Number, value
 
 
 class Point(NamedTuple):
-    """Where the template stands after a step."""
+    """The iterates of the template after a step."""
 
     x: Tensor
     y: Tensor

@@ -1,133 +1,142 @@
-"""The five lines of the paper, on lists of tensors: what a step does to a bucket of parameters."""
+"""The five lines of the paper on a bucket of parameters, in plain torch operations."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sodaopt import rounding
-from sodaopt.anchors import Anchor
-from sodaopt.core import onepass
+from sodaopt.anchors import Source, pull_, value
 from sodaopt.core.method import Coefs, Method
-from sodaopt.geometry import Context, State
+from sodaopt.geometry import Context
 from sodaopt.parallel import sharded
 
 
-class Leaf(NamedTuple):
-    """A parameter, its gradient's owner, at its place among all of the optimizer's."""
+@dataclass
+class Bucket(Context):
+    """Parameters that one update moves: they share method, step, dtype, device and layout.
 
-    p: Tensor
-    state: State
-    number: int
-
-
-class Step(NamedTuple):
-    """One step of leaves that share its number, the memory of their coefficients, dtype and device;
-    anchor: where their z0 is."""
+    g is set by `dual_average`.
+    c, memory: the five coefficients of this step, and their memory after it.
+    indices: the index of each parameter in the optimizer, which selects its rounding bits.
+    z0: where the initial weights are, if the method's centre is "init".
+    is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
+    is_fusable: the kernels can read all tensors.
+    """
 
     method: Method
-    k: int
-    lr: float
     c: Coefs
-    group: dict[str, Any]
-    anchor: Anchor
+    memory: dict[str, Any]
+    params: list[Tensor]
+    indices: list[int]
+    z0: list[Source]
+    maximize: bool
+    seed: int
+    is_sharded: bool
+    is_fusable: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the sums: fp32 for 16-bit parameters."""
+        return rounding.sum_dtype(self.params[0].dtype)
 
     @property
     def gamma(self) -> float:
-        """With lam in it, where the map allows that."""
-        return self.c.lam * self.c.gamma if self.folds else self.c.gamma  # type: ignore[no-any-return]
+        """lam * gamma if the step is one sum and the map is homogeneous in gamma, else gamma."""
+        gamma: float = self.c.lam * self.c.gamma if self.folds else self.c.gamma
+        return gamma
 
     @property
     def folds(self) -> bool:
         return self.method.fused and self.method.geometry.homogeneous
 
+    def kept(self, name: str) -> list[Tensor]:
+        """This rank's shard of a state tensor of each parameter."""
+        tensors = [s[name] for s in self.state]
+        return [sharded.local(t) for t in tensors] if self.is_sharded else tensors
 
-def update(leaves: list[Leaf], method: Method, group: dict[str, Any], anchor: Anchor) -> None:
-    """One step of leaves that share step, memory, dtype and device."""
-    s = [leaf.state for leaf in leaves]
-    k, lr = int(s[0]["step"]), float(group["lr"])
-    past = method.advance({name: float(s[0][name]) for name in method.memory}, k, lr)
-    step = Step(method, k, lr, method.coefs(k, lr, past), group, anchor)
-    if left := onepass.update(leaves, step):
-        in_passes(left, step)
-    # of a number, or without alpha, this costs a small step as much as all the rest
-    one = torch.ones((), dtype=torch.float32, device="cpu")
-    torch._foreach_add_([t["step"] for t in s], one, alpha=1.0)
-    for t in s:
-        for name, value in past.items():
-            t[name].fill_(value)
+    def gradients(self) -> list[Tensor]:
+        """This rank's shard of each gradient, as it is stored."""
+        if self.is_sharded:
+            return [sharded.local_like(p.grad, p) for p in self.params]
+        return [p.grad for p in self.params]  # type: ignore[misc]
+
+    def points(self) -> list[Tensor]:
+        """The parameters in the dtype of the sums: themselves if they have it, else copies."""
+        shards = [sharded.local(p) for p in self.params] if self.is_sharded else self.params
+        return [_cast(p, self.dtype) for p in shards]
+
+    def write(self, y: list[Tensor]) -> None:
+        """Round the points into 16-bit parameters. Other parameters hold them already."""
+        if self.params[0].dtype != self.dtype:
+            rounding.write_(self.params, y, self.indices, self.seed, self.k)
 
 
-def in_passes(leaves: list[Leaf], step: Step) -> None:
-    """Line by line, in plain operations on lists."""
-    ps, s = [leaf.p for leaf in leaves], [leaf.state for leaf in leaves]
-    method, k, lr, c, group, anchor = step
-    dtype = sum_dtype(ps[0].dtype)
-
-    g = [_to(sharded.local_like(p.grad, p), dtype) for p in ps]
-    g = list(torch._foreach_neg(g)) if group["maximize"] else g
-
-    m = m_bar = g
-    if method.keeps_m:
-        m = m_bar = [sharded.local(t["m"]) for t in s]
-        torch._foreach_lerp_(m, g, c.alpha)
-        if method.alpha_bar != 0:
-            m_bar = list(torch._foreach_lerp(m, g, c.alpha_bar))
-
-    if onepass.finish(leaves, step, m_bar):
-        return
-    y = [_to(sharded.local(p), dtype) for p in ps]  # the parameter itself where dtypes agree
-    u = _mirror(method, m_bar, step.gamma, Context([p.shape for p in ps], g, k, lr, s), ps)
-    if method.fused:
-        if method.centre == "origin":
-            torch._foreach_mul_(y, 1 - c.lam)
-        elif method.centre == "init":
-            anchor.pull_(ps, y, [t["z0"] for t in s], c.lam)
-        torch._foreach_add_(y, u, alpha=1 if step.folds else c.lam)
+def eager_step(b: Bucket) -> None:
+    """Take one step, line by line."""
+    m_bar = dual_average(b)
+    u = mirror(b, m_bar)
+    y = b.points()
+    if b.method.fused:
+        pull_to_centre(b, y)
+        torch._foreach_add_(y, u, alpha=1 if b.folds else b.c.lam)
     else:
-        if method.centre == "init":
-            z0 = [anchor.give(p, t["z0"]).to(dtype) for p, t in zip(ps, s, strict=True)]
-            torch._foreach_add_(u, z0)
-        _average(y, u, s, method, c)
-
-    if ps[0].dtype != dtype:
-        rounding.write_(ps, y, [leaf.number for leaf in leaves], group["seed"], k)
+        average(b, y, u)
+    b.write(y)
 
 
-def _mirror(
-    method: Method, m_bar: list[Tensor], gamma: float, at: Context, ps: list[Tensor]
-) -> list[Tensor]:
-    """The geometry's u, on shards where that is exact and on gathered tensors where it is not."""
-    if not any(map(sharded.is_sharded, ps)):
-        return method.geometry(m_bar, gamma, at)
-    at = replace(at, state=[{n: sharded.local(t) for n, t in s.items()} for s in at.state])
-    if method.geometry.elementwise:
-        return method.geometry(m_bar, gamma, at)
-    at = replace(at, g=[sharded.gather(t, p) for t, p in zip(at.g, ps, strict=True)])
-    whole = [sharded.gather(t, p) for t, p in zip(m_bar, ps, strict=True)]
-    u = method.geometry(whole, gamma, at)
-    return [sharded.scatter(t, p) for t, p in zip(u, ps, strict=True)]
+def dual_average(b: Bucket) -> list[Tensor]:
+    """m <- lerp(m, g, alpha). Return m_bar = lerp(m, g, alpha_bar)."""
+    b.g = [_cast(g, b.dtype) for g in b.gradients()]
+    if b.maximize:
+        b.g = list(torch._foreach_neg(b.g))
+    if not b.method.keeps_m:
+        return b.g
+    m = b.kept("m")
+    torch._foreach_lerp_(m, b.g, b.c.alpha)
+    return m if b.method.alpha_bar == 0 else list(torch._foreach_lerp(m, b.g, b.c.alpha_bar))
 
 
-def _average(y: list[Tensor], u: list[Tensor], s: list[State], method: Method, c: Coefs) -> None:
-    """z from u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with what is kept of them."""
-    z = u  # around the origin or z0, which is in it already
+def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
+    """u of the geometry, on shards if that is exact, else on gathered tensors."""
+    geometry = b.method.geometry
+    if not b.is_sharded:
+        return geometry(m_bar, b.gamma, b)
+    state = [{name: sharded.local(t) for name, t in s.items()} for s in b.state]
+    if geometry.elementwise:
+        return geometry(m_bar, b.gamma, replace(b, state=state))
+    g = [sharded.gather(t, p) for t, p in zip(b.g, b.params, strict=True)]
+    whole = [sharded.gather(t, p) for t, p in zip(m_bar, b.params, strict=True)]
+    u = geometry(whole, b.gamma, replace(b, state=state, g=g))
+    return [sharded.scatter(t, p) for t, p in zip(u, b.params, strict=True)]
+
+
+def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:
+    """y <- (1 - lam) y + lam centre. For the centre "last" lam is 1 and nothing happens."""
+    if b.method.centre == "origin":
+        torch._foreach_mul_(y, 1 - b.c.lam)
+    elif b.method.centre == "init":
+        pull_(y, b.z0, b.c.lam)
+
+
+def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
+    """z = centre + u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with x and z stored."""
+    method = b.method
+    z = u
+    if method.centre == "init":
+        torch._foreach_add_(z, [value(z0, t) for z0, t in zip(b.z0, z, strict=True)])
     if method.centre == "last":
-        z = [sharded.local(t["z"]) for t in s] if method.keeps_z else y
+        z = b.kept("z") if method.keeps_z else y
         torch._foreach_add_(z, u)
-    x = [sharded.local(t["x"]) for t in s] if method.keeps_x else y
-    torch._foreach_lerp_(x, z, c.lam)
+    x = b.kept("x") if method.keeps_x else y
+    torch._foreach_lerp_(x, z, b.c.lam)
     if method.keeps_x and z is not y:
         torch._foreach_copy_(y, x)
-        torch._foreach_lerp_(y, z, c.lam_bar)
+        torch._foreach_lerp_(y, z, b.c.lam_bar)
 
 
-def _to(t: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype == dtype else t.to(dtype)
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.itemsize < 4 else dtype

@@ -21,7 +21,7 @@ from sodaopt._errors import unknown
 from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.layers.plan import param_groups
+from sodaopt.layers.plan import hidden, param_groups
 from sodaopt.layers.recipes import Rule, rule_of, rules, soda
 from sodaopt.layers.roles import MATRICES, ROLES
 from sodaopt.schedules import first
@@ -158,7 +158,7 @@ def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     options["anchor"] = "auto" if s.z0 == "init" else Origin()
     if name.wrapper == "soda_all":
         return SODAWrapper(opt, **options)
-    return SODAWrapper.hidden(opt, model, **options)
+    return SODAWrapper(opt, only=hidden(model), **options)
 
 
 def _pull(s: Settings) -> schedules.Coef:
@@ -202,16 +202,16 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
 class Origin(Anchor):
     """z0 = 0, whatever the weights start from: the paper's ablation."""
 
-    apart: ClassVar[bool] = True
+    differs: ClassVar[bool] = True
 
-    def take(self, p: Tensor, first: bool) -> Tensor:
+    def capture(self, p: Tensor, first: bool) -> Tensor:
         return torch.zeros((), dtype=p.dtype, device="meta" if p.is_meta else "cpu")
 
-    def give(self, p: Tensor, kept: Tensor) -> Tensor:
-        return kept
+    def source(self, p: Tensor, kept: Tensor) -> float:
+        return 0.0
 
-    def place(self, kept: Tensor, p: Tensor) -> Tensor:
-        return self.take(p, first=False)
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        return self.capture(p, first=False)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""The other primal-averaging wrappers of the paper, around any optimizer: what SODA competes with.
+"""The other primal-averaging wrappers of the paper, around any optimizer.
 
 ScheduleFree   z <- z + BaseUpdate(g at y), x <- (1-c) x + c z, y = beta x + (1-beta) z
 GPA            the same with a constant c = lam, and lam_bar for 1-beta
-Lookahead      every H steps x <- (1-alpha) x + alpha z, and z starts again at x
-SNOO           every H steps a Nesterov step on x with x - z for a gradient (DiLoCo's outer
-               step on one worker), and z starts again at x
+Lookahead      every H steps x <- (1-alpha) x + alpha z, and z restarts at x
+SNOO           every H steps a Nesterov step on x with x - z as the gradient (DiLoCo's outer
+               step on one worker), and z restarts at x
 """
 
 from __future__ import annotations
@@ -15,91 +15,89 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt import rounding, schedules
-from sodaopt.core.update import sum_dtype
+from sodaopt import schedules
 from sodaopt.parallel import sharded
+from sodaopt.rounding import sum_dtype
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import Group, Pair, Wrapper
-from sodaopt.wrappers.low_precision import in_fp32
+from sodaopt.wrappers.base import Group, GroupStep, Wrapper
 
 
 class _Kept(NamedTuple):
+    """x and z of one parameter. is_new: they are not in the state yet."""
+
     x: Tensor
     z: Tensor
-    point: Tensor
-    """What the base steps: the parameter itself, or an fp32 point in its place."""
-    fresh: bool
+    is_new: bool
 
 
 class _Averaged(Wrapper):
-    """The base steps z; parameters hold y = (1-lam_bar) x + lam_bar z; x is the output.
+    """The base steps z. Parameters hold y = (1-lam_bar) x + lam_bar z, and x is the output.
 
-    x and z are kept in fp32 for 16-bit parameters, so y is only ever rounded, never summed there.
+    x and z of 16-bit parameters are kept in fp32, so y is rounded but never summed in 16 bits.
     """
 
-    output = "x"
+    _output = "x"
     lam: Coef
     lam_bar: float
     weight_decay_at_y: float = 0.0
 
-    def marks(self) -> Group:
+    def _group_keys(self) -> Group:
         memory = schedules.start(self.lam)
-        return super().marks() | {self.key(n): v for n, v in memory.items()}
+        return super()._group_keys() | {self._key(n): v for n, v in memory.items()}
 
-    def before(self, group: Group, pairs: list[Pair]) -> list[_Kept]:
-        held = []
-        for _, p in pairs:
-            kept, dtype = self.own(p), sum_dtype(p.dtype)
-            z = kept.get("z", p.detach().to(dtype, copy=True))
-            x = kept.get("x", z.clone())
-            p_, point = sharded.local(p), sharded.local(z)
-            if self.weight_decay_at_y:
-                at_y = group.get("lr", 0.0) * self.weight_decay_at_y
-                point = point.sub(p_.to(dtype), alpha=at_y)
-            # z itself stays until the base has come back
-            point = p_.copy_(point) if p.dtype == dtype else point.clone()
-            held.append(_Kept(x, z, point, not kept))
-        return held
+    def _before(self, step: GroupStep) -> list[_Kept]:
+        kept = [self._kept(p) for p in step.params]
+        at_y = step.group.get("lr", 0.0) * self.weight_decay_at_y
+        for point, (_, z, _) in zip(step.points, kept, strict=True):
+            y = point.clone() if at_y else point
+            point.copy_(sharded.local(z))  # z itself stays until the base has stepped
+            if at_y:
+                point.sub_(y, alpha=at_y)
+        return kept
 
-    def points(self, pairs: list[Pair], held: list[_Kept]) -> list[tuple[Tensor, Tensor]]:
-        both = zip(pairs, held, strict=True)
-        return [(p, h.point) for (_, p), h in both if p.dtype in rounding.HALVES]
+    def _kept(self, p: Tensor) -> _Kept:
+        own = self._own(p)
+        if own:
+            return _Kept(own["x"], own["z"], False)
+        z = p.detach().to(sum_dtype(p.dtype), copy=True)
+        return _Kept(z.clone(), z, True)
 
-    def after(self, group: Group, pairs: list[Pair], held: list[_Kept]) -> None:
-        k, lr = group[self.key("k")], group.get("lr", 1.0)
-        past = {n: group[self.key(n)] for n in schedules.start(self.lam)}
+    def _after(self, step: GroupStep) -> None:
+        group = step.group
+        k, lr = group[self._key("k")], group.get("lr", 1.0)
+        past = {n: group[self._key(n)] for n in schedules.start(self.lam)}
         past = schedules.advance(self.lam, past, k, lr)
         lam = schedules.value(self.lam, k, lr, past)
-        for (_, p), kept in zip(pairs, held, strict=True):
-            p_, x, z = sharded.local(p), sharded.local(kept.x), sharded.local(kept.z)
-            z.copy_(kept.point)
+        for p, point, kept in zip(step.params, step.points, step.held, strict=True):
+            x, z = sharded.local(kept.x), sharded.local(kept.z)
+            z.copy_(point)
             x.lerp_(z, lam)
-            p_.copy_(x.lerp(z, self.lam_bar))
-            if kept.fresh:
-                self.keep(p, x=kept.x, z=kept.z)
-        group |= {self.key(n): v for n, v in past.items()}
+            sharded.local(p).copy_(x.lerp(z, self.lam_bar))
+            if kept.is_new:
+                self._keep(p, x=kept.x, z=kept.z)
+        group |= {self._key(n): v for n, v in past.items()}
 
-    def undo(self, group: Group, pairs: list[Pair], held: list[_Kept]) -> None:
-        for (_, p), kept in zip(pairs, held, strict=True):
+    def _undo(self, step: GroupStep) -> None:
+        for p, kept in zip(step.params, step.held, strict=True):
             x, z = sharded.local(kept.x), sharded.local(kept.z)
             sharded.local(p).copy_(x.lerp(z, self.lam_bar))
 
-    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return super().place(p, name, t).to(sum_dtype(p.dtype))
+    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        return super()._restored(p, name, t).to(sum_dtype(p.dtype))
 
-    def swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
-        p_, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
+    def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
+        shard, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
         if p.dtype == x.dtype:
-            super().swap(p, kept, train)
-        else:  # y is the rounded blend of two fp32 tensors: the same bits again
-            p_.copy_(x.lerp(z, self.lam_bar) if train else x)
+            super()._swap(p, kept, train)
+        else:  # y is rounded from two fp32 tensors, so it gets the same bits again
+            shard.copy_(x.lerp(z, self.lam_bar) if train else x)
 
 
 class ScheduleFree(_Averaged):
     """Schedule-Free around any base. (Defazio et al. 2024)
 
     c_k = w_k / sum w, w = (k+1)^r (largest lr so far)^weight_lr_power. A weight decay of the base
-    acts at z; weight_decay_at_y is the published one. Call eval() before evaluating or saving
+    acts at z, and weight_decay_at_y is the published one. Call eval() before evaluating or saving
     weights, train() before stepping.
     """
 
@@ -121,7 +119,7 @@ class ScheduleFree(_Averaged):
 
 
 class GPA(_Averaged):
-    """Generalized primal averaging around any base, its weight decay acting on z.
+    """Generalized primal averaging around any base, with the base's weight decay acting on z.
 
     The defaults are the paper's: 1 - lam_bar = 0.9, 1 - lam = 0.9^(1/32). (Defazio et al. 2025)
     """
@@ -133,56 +131,39 @@ class GPA(_Averaged):
         super().__init__(base)
 
 
-class _Fast(NamedTuple):
-    slow: dict[Tensor, Tensor]
-    """Of parameters that have none yet."""
-    points: list[tuple[Tensor, Tensor]]
-
-
 class _Periodic(Wrapper):
     """Every `every` steps the slow weights step toward the fast ones, which restart there."""
 
-    output = "slow"
+    _output = "slow"
     every: int
 
-    def before(self, group: Group, pairs: list[Pair]) -> _Fast:
-        low = [p for _, p in pairs if p.dtype in rounding.HALVES]
-        points = zip(low, in_fp32([sharded.local(p) for p in low]), strict=True)
-        slow = {p: p.detach().clone() for _, p in pairs if "slow" not in self.own(p)}
-        return _Fast(slow, list(points))
+    def _before(self, step: GroupStep) -> dict[Tensor, Tensor]:
+        """Return the slow weights of the parameters that have none yet."""
+        return {p: p.detach().clone() for p in step.params if "slow" not in self._own(p)}
 
-    def points(self, pairs: list[Pair], held: _Fast) -> list[tuple[Tensor, Tensor]]:
-        return held.points
+    def _after(self, step: GroupStep) -> None:
+        for p, slow in step.held.items():
+            self._keep(p, slow=slow, **self._extra_state(p))
+        k = step.group[self._key("k")]
+        if (k + 1) % self.every:
+            step.write(0, k)
+            return
+        for p, z in zip(step.params, step.points, strict=True):
+            z.copy_(self._outer(p, sharded.local(self._own(p)["slow"]).to(z.dtype), z))
+        step.write(0, k)
+        for p in step.params:
+            sharded.local(self._own(p)["slow"]).copy_(sharded.local(p))
 
-    def after(self, group: Group, pairs: list[Pair], held: _Fast) -> None:
-        for p, slow in held.slow.items():
-            self.keep(p, slow=slow, **self.more(p))
-        k, fast, low = group[self.key("k")], dict(held.points), []
-        ends = (k + 1) % self.every == 0
-        for n, p in pairs:
-            x = z = fast.get(p, sharded.local(p))
-            if ends:
-                x = self.outer(p, sharded.local(self.own(p)["slow"]).to(z.dtype), z)
-            if p in fast:
-                low.append((p, x, n))
-            elif ends:
-                sharded.local(p).copy_(x)
-        if low:
-            params, xs, numbers = (list(column) for column in zip(*low, strict=True))
-            rounding.write_(params, xs, numbers, 0, k)
-        if ends:
-            for _, p in pairs:
-                sharded.local(self.own(p)["slow"]).copy_(sharded.local(p))
+    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        dtype = p.dtype if name == "slow" else sum_dtype(p.dtype)
+        return super()._restored(p, name, t).to(dtype)
 
-    def place(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return super().place(p, name, t).to(p.dtype if name == "slow" else sum_dtype(p.dtype))
-
-    def more(self, p: Tensor) -> dict[str, Tensor]:
-        """What else is kept of p; there from the first step on, as checkpoints expect."""
+    def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
+        """More state of p. It exists from the first step on, as checkpoints expect."""
         return {}
 
-    def outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """The slow weights from the slow x and the fast z."""
+    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        """The new slow weights from the slow x and the fast z."""
         raise NotImplementedError
 
 
@@ -195,7 +176,7 @@ class Lookahead(_Periodic):
         self.every, self.alpha = _positive("every", every), _unit("alpha", alpha)
         super().__init__(base)
 
-    def outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
+    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
         return z.lerp(x, 1 - self.alpha)
 
 
@@ -214,11 +195,11 @@ class SNOO(_Periodic):
         self.momentum = _unit("momentum", momentum)
         super().__init__(base)
 
-    def more(self, p: Tensor) -> dict[str, Tensor]:
+    def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
         return {"b": torch.zeros_like(p, dtype=sum_dtype(p.dtype))}
 
-    def outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        s, b = x - z, sharded.local(self.own(p)["b"])
+    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
+        s, b = x - z, sharded.local(self._own(p)["b"])
         b.mul_(self.momentum).add_(s)
         return x - self.lr * (s + self.momentum * b)
 

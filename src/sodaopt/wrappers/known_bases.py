@@ -1,8 +1,22 @@
-"""What is known of other people's optimizers. The table is written by `python -m tools.known_bases`,
-which runs each installed one from two points with the same gradients."""
+"""Facts about other optimizers, and the checks that use them.
 
-# A base that is not here may look at the weights it moves: the wrapper then keeps its update and
-# the pull apart, which is exact for every base and costs one temporary copy.
+The table is written by `python -m tools.known_bases`, which runs each installed optimizer from two
+points with the same gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from sodaopt.core.optimizer import SODA
+
+# The update of these optimizers does not depend on the weights. For any other base the wrapper
+# computes the pull before the step and adds it afterwards. That is exact for every base, and costs
+# one temporary copy.
 NON_READERS: frozenset[str] = frozenset(
     (
         # table:begin
@@ -109,7 +123,7 @@ NON_READERS: frozenset[str] = frozenset(
     )
 )
 
-# Group keys under which a weight decay can hide, and the value that turns it off.
+# Group keys of a weight decay, and the value that turns it off.
 DECAYS: dict[str, object] = {
     "weight_decay": 0,
     "wd": 0,
@@ -117,3 +131,53 @@ DECAYS: dict[str, object] = {
     "constraint": False,
     "unconstrained": True,
 }
+
+
+def check_base(base: Any, wrapper: str) -> None:
+    """Raise if the optimizer cannot be wrapped."""
+    name = type(base).__name__
+    if isinstance(base, type):
+        raise TypeError(
+            f"{wrapper} wraps an optimizer, not a class: {wrapper}.of({base.__name__})(params)"
+        )
+    if isinstance(getattr(base, "base", None), Optimizer):
+        raise TypeError(
+            f"{wrapper} cannot wrap a {name}, which is a wrapper itself: wrap the optimizer inside "
+            "it, or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
+        )
+    if not isinstance(base, Optimizer):
+        raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
+    step = inspect.signature(type(base).step).parameters
+    closure = list(step.values())[1] if len(step) > 1 else None
+    if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
+        raise TypeError(
+            f"{name} evaluates the loss several times a step, at points of its own: there is not "
+            "one update to add the pull to"
+        )
+    averages = (
+        any(m.keeps_x or m.keeps_z for m in base.methods.values())
+        if isinstance(base, SODA)
+        else callable(getattr(base, "eval", None))
+    )
+    if averages:
+        raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
+
+
+def decays(base: Optimizer, group: dict[str, Any]) -> list[str]:
+    """The keys of a group under which the base decays its weights. A row's centre counts."""
+    keys = [k for k, off in DECAYS.items() if k in group and _is_on(group[k], off)]
+    if isinstance(base, SODA):
+        method = base.methods.get(group.get("method", ""))  # a loaded name may be unknown
+        if method is not None and method.centre != "last":
+            keys.append("method")
+    return keys
+
+
+def _is_on(value: Any, off: Any) -> bool:
+    return isinstance(value, Tensor) or value != off
+
+
+def reads_weights(base: Optimizer) -> bool:
+    """Whether the base's update may depend on the weights: by its class, or by its decay."""
+    known = f"{type(base).__module__}.{type(base).__qualname__}" in NON_READERS
+    return not known or any(decays(base, g) for g in base.param_groups)

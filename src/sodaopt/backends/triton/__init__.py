@@ -1,0 +1,1 @@
+"""Triton kernels. Each launch covers many tensors, which must not share memory."""

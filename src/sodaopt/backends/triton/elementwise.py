@@ -1,28 +1,29 @@
-"""The five lines for maps that act on each entry, in one pass: what `sodaopt.lines` does in many.
+"""The five lines of the paper in one pass, for maps that act on each entry.
 
-The bits are those of its plain operations, for the kernel is compiled without contraction and fuses
-a product and a sum where torch's own passes do.
+The same kernel finishes a step whose direction was computed before ("polar"): it then pulls, adds
+and rounds.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import _key, _mix, _rounded
-from sodaopt.backends.triton.tables import DTYPES, launch
+from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, launch
 
 BLOCK = 1024
-"""Elements that a program does at a time."""
+"""Elements that a program handles at a time."""
 
 
 @triton.jit(do_not_specialize=["step"])
-def _update(
-    chunks, columns, alpha, alpha_bar, keep, rate, eps, scale, lam, stay, step,
+def _step(
+    chunks, columns, alpha, alpha_bar, lam, rate, eps, scale, step,
     MAP: tl.constexpr, CENTRE: tl.constexpr, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr,
     MAXIMIZE: tl.constexpr, P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr,
     ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
@@ -51,7 +52,7 @@ def _update(
         y = tl.load(p_ptr + at, at < n).to(tl.float32)
         g = tl.load(g_ptr + at, at < n).to(tl.float32)
         if MAXIMIZE:
-            g = g * -1.0  # a minus is a difference from zero here, and loses the sign of zeros
+            g = -g
         d = g
         if MOMENTUM:
             d = lerp(tl.load(m_ptr + at, at < n), g, alpha)
@@ -59,16 +60,16 @@ def _update(
         if OPTIMISM:
             d = lerp(d, g, alpha_bar)
         if MAP == "diagonal":
-            v = tl.fma(g * g, rate, tl.load(v_ptr + at, at < n) * keep)
+            v = g * g * rate + tl.load(v_ptr + at, at < n) * (1 - rate)
             tl.store(v_ptr + at, v, at < n)
             u = tl.div_rn(d, tl.sqrt_rn(v) + eps) * scale
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
-            u = (sign + 0.0 * d) * scale
-        else:  # d itself, or a direction that was computed before
+            u = (sign + 0.0 * d) * scale  # 0 d keeps NaN and inf visible
+        else:  # "identity", or "polar" with the direction in g
             u = d * scale
         if CENTRE == "origin":
-            y = y * stay
+            y = y * (1 - lam)
         elif CENTRE == "tensor":
             y = lerp(y, tl.load(z_ptr + at, at < n).to(tl.float32), lam)
         elif CENTRE == "number":
@@ -79,23 +80,22 @@ def _update(
         tl.store(p_ptr + at, y, at < n)
 
 
-def update_(
-    ps: list[Tensor], state: list[Tensor], rows: tuple[tuple[int, ...], ...],
-    coefs: tuple[float, ...], pull: tuple[float, float, int], *, map_: str | None, g: Any,
-    centre: str, z0: Any, momentum: bool, optimism: bool, maximize: bool,
+def step_(
+    written: list[Tensor], rows: Rows, coefs: tuple[float, ...], step: int, *, p: torch.dtype,
+    g: torch.dtype, z0: torch.dtype | None, **options: Any,
 ) -> None:  # fmt: skip
-    """state: what else is written; rows: for each p its size, where p, its gradient, m, v and z0
-    are (or the bits of a number), the number of the first element and `rounding.prefix`; coefs,
-    pull: the kernel's numbers."""
-    if centre == "init":
-        centre = "number" if z0 is float else "tensor"
-    low, stop = 0, 6 if centre == "tensor" else 5
-    for row in rows:
-        for place in row[1:stop]:
-            low |= place
+    """Step many parameters of one method.
+
+    written: the parameters and their state.
+    rows: for each parameter its size; the addresses of parameter, gradient, m, v and z0 (or the
+    bits of a constant z0), 0 if unused; the index of its first element; `rounding.prefix`.
+    coefs: alpha, alpha_bar, lam, rate, eps, scale.
+    p, g, z0: dtypes of parameters, gradients and z0.
+    options: the kernel's constants MAP, CENTRE, MOMENTUM, OPTIMISM and MAXIMIZE.
+    """
+    last = 6 if options["CENTRE"] == "tensor" else 5
+    wide = aligned(*(a for row in rows for a in row[1:last]))
     launch(
-        _update, rows, [*ps, *state], *map(float, coefs), *map(float, pull[:2]), pull[2], MAP=map_,
-        CENTRE=centre, MOMENTUM=momentum, OPTIMISM=optimism, MAXIMIZE=maximize,
-        P=DTYPES[ps[0].dtype], G=DTYPES[g], Z=DTYPES.get(z0), ALIGNED=low % 16 == 0, BLOCK=BLOCK,
-        enable_fp_fusion=False,
+        _step, rows, written, *map(float, coefs), step, P=DTYPES[p], G=DTYPES[g],
+        Z=None if z0 is None else DTYPES[z0], ALIGNED=wide, BLOCK=BLOCK, **options,
     )  # fmt: skip

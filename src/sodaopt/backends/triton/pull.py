@@ -1,4 +1,4 @@
-"""x <- x + lam (z - x) for x in fp32 and z in 16 bits: one pass, without a copy of z."""
+"""x <- x + lam (z - x) for fp32 x and z of any kernel dtype: one pass, without a copy of z."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt._bare import address
-from sodaopt.backends.triton.tables import DTYPES, launch
+from sodaopt.backends.triton.tables import DTYPES, address, aligned, launch
 
 BLOCK = 2048
-"""Elements that a program does at a time."""
+"""Elements that a program handles at a time."""
 
 
 @triton.jit
@@ -35,7 +34,7 @@ def _pull(
 
 @triton.jit
 def lerp(x, z, lam):
-    """In the two forms that torch has, each with one rounding of the product and the sum."""
+    """x + lam (z - x), in the form that is exact at the nearer end, as torch's lerp is."""
     if lam < 0.5:
         y = tl.fma(z - x, lam, x)
     else:
@@ -44,7 +43,7 @@ def lerp(x, z, lam):
 
 
 def pull_(xs: list[Tensor], zs: list[Tensor], lam: float) -> None:
-    """Contiguous, on one device; all z of one dtype."""
+    """Pull each fp32 x toward its z. All are contiguous on one device, and all z share a dtype."""
     rows = tuple((x.numel(), address(x), address(z)) for x, z in zip(xs, zs, strict=True))
-    aligned = all(x % 16 == z % 16 == 0 for _, x, z in rows)
-    launch(_pull, rows, xs, lam, Z=DTYPES[zs[0].dtype], ALIGNED=aligned, BLOCK=BLOCK)
+    wide = aligned(*(a for _, *both in rows for a in both))
+    launch(_pull, rows, xs, lam, Z=DTYPES[zs[0].dtype], ALIGNED=wide, BLOCK=BLOCK)

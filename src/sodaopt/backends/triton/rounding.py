@@ -1,4 +1,4 @@
-"""p <- x, rounded stochastically to 16 bits: the bits of `sodaopt.rounding`, one pass."""
+"""Stochastic rounding to 16 bits with the random bits of `sodaopt.rounding`, in one pass."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt._bare import address
-from sodaopt.backends.triton.tables import DTYPES, launch
+from sodaopt.backends.triton.tables import DTYPES, address, aligned, launch
 
 BLOCK = 1024
-"""Elements that a program does at a time."""
+"""Elements that a program handles at a time."""
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -45,18 +44,18 @@ def _mix(h):
 
 @triton.jit
 def _key(h, step):
-    """The rest of `rounding.key`: the step, which alone changes."""
+    """Finish `rounding.key` from its prefix: only the step changes between steps."""
     return _mix(_mix(h ^ step.to(tl.uint32)) + 0x9E3779B9)
 
 
 @triton.jit
 def _rounded(x, random, P: tl.constexpr):
-    """One of the two neighbours of x in P."""
+    """Round x to one of its two neighbours in P."""
     bits = x.to(tl.uint32, bitcast=True)
     is_finite = (bits & 0x7F800000) != 0x7F800000
     if tl.bfloat16 == P:
         up = tl.where(is_finite, bits + (random & 0xFFFF), bits)
-        quiet = tl.where(x != x, 0x40, 0)  # a NaN stays one without its lower half
+        quiet = tl.where(x != x, 0x40, 0)  # so that a NaN without its lower half is still a NaN
         y = ((up >> 16) | quiet).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         e = ((bits >> 23) & 0xFF).to(tl.int32) - 126
@@ -73,11 +72,14 @@ def _rounded(x, random, P: tl.constexpr):
 def write_(
     ps: list[Tensor], xs: list[Tensor], starts: list[int], prefixes: list[int], step: int
 ) -> None:
-    """Contiguous, on one device; all p of one dtype, bf16 or fp16, and all x fp32. starts: the
-    number of the first element of each; prefixes: what `rounding.prefix` says of each parameter."""
+    """Round each fp32 x into its p. All are contiguous on one device, and all p share a dtype.
+
+    starts: the index of each p's first element in its whole parameter.
+    prefixes: `rounding.prefix` of each parameter.
+    """
     rows = tuple(
         (x.numel(), address(x), address(p), start, prefix)
         for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
     )
-    aligned = all(x % 16 == p % 16 == 0 for _, x, p, *_ in rows)
-    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ALIGNED=aligned, BLOCK=BLOCK)
+    wide = aligned(*(a for _, x, p, *_ in rows for a in (x, p)))
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ALIGNED=wide, BLOCK=BLOCK)

@@ -1,15 +1,15 @@
-"""x <- x + lam (z0 - x) with z0 made from its seed in registers: no memory, and one pass over x.
+"""x <- x + lam (z0 - x) with z0 made from its seed in registers: no memory, one pass over x.
 
-The bits are those of `sodaopt.philox` and `sodaopt.init` in plain torch operations on the same
-device: z0 is rounded after each product and sum (the kernel is compiled without contraction), and
-the pull is fused as torch's `lerp_` is.
+z0 has the bits of `sodaopt.anchors.philox` and `sodaopt.anchors.seeded` on the same device, so that
+a model may be filled on one path and checked on the other. That is why the kernel is compiled
+without contraction of products and sums.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,13 +17,24 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from sodaopt._bare import address
-from sodaopt.anchors.seeded import Init, Spec
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.tables import DTYPES, launch
+from sodaopt.backends.triton.tables import DTYPES, address, aligned, launch
 
 BLOCK = 256
-"""Philox blocks, of four words each, that a program makes at a time."""
+"""Philox blocks of four words each that a program makes at a time."""
+
+
+class Stream(NamedTuple):
+    """The random numbers of one parameter, and the numbers a and b of its distribution.
+
+    start: the index of x's first element in its whole parameter.
+    """
+
+    start: int
+    stream: int
+    seed: int
+    a: float
+    b: float
 
 
 @triton.jit
@@ -61,16 +72,16 @@ def _pull(
         )
         even, odd = tl.interleave(w0, w2), tl.interleave(w1, w3)
         if KIND == "normal":
-            r = tl.sqrt_rn(-2 * libdevice.log1p(-_uniform(even)))
-            z = a + b * r * libdevice.cos(TURN * _uniform(odd))
+            r = tl.sqrt_rn(-2 * libdevice.log1p(-_fraction(even)))
+            z = a + b * r * libdevice.cos(TURN * _fraction(odd))
         else:
             w = tl.interleave(even, odd)
-            if KIND == "uniform":
-                z = a + b * _uniform(w)
+            if KIND == "between":
+                z = a + b * _fraction(w)
             elif KIND == "sign":
                 z = a * ((w & 1).to(tl.int32) * 2 - 1).to(tl.float32)
             else:
-                u = (2 * _uniform(w) - 1) * EDGE
+                u = (2 * _fraction(w) - 1) * EDGE
                 z = a + b * tl.clamp(libdevice.erfinv(u) * ROOT2, -2.0, 2.0)
         z = z.to(P).to(tl.float32)
 
@@ -81,31 +92,30 @@ def _pull(
 
 
 @triton.jit
-def _uniform(w):
+def _fraction(w):
     return (w >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
 def pull_(
-    xs: list[Tensor], specs: list[Spec], starts: list[int], lam: float, dtype: torch.dtype
+    xs: list[Tensor], streams: list[Stream], kind: str, lam: float, dtype: torch.dtype
 ) -> None:
-    """x: contiguous, elements start.. of the parameter of its spec. All of one kind, on one device
-    and of one dtype; dtype: which z0 is rounded to. Both in DTYPES."""
+    """Pull each x toward its z0. All x are contiguous and share a device and a dtype.
+
+    kind: the distribution, see `sodaopt.anchors.seeded.Init`.
+    dtype: z0 is rounded to it first.
+    """
     rows = tuple(
-        (x.numel(), address(x), start, spec.stream, spec.seed, _numbers(spec.init))
-        for x, spec, start in zip(xs, specs, starts, strict=True)
+        (x.numel(), address(x), s.start, s.stream, s.seed, _pair(s.a, s.b))
+        for x, s in zip(xs, streams, strict=True)
     )
-    aligned = all(x % 16 == 0 and start % 4 == 0 for _, x, start, *_ in rows)
+    wide = aligned(*(row[1] for row in rows)) and all(s.start % 4 == 0 for s in streams)
     launch(
-        _pull, rows, xs, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
-        ALIGNED=aligned, EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi,
-        BLOCK=BLOCK, enable_fp_fusion=False,
+        _pull, rows, xs, lam, KIND=kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype], ALIGNED=wide,
+        EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi, BLOCK=BLOCK,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 
-@cache
-def _numbers(i: Init) -> int:
-    """Two fp32 numbers in one: a, and what a random number is multiplied by."""
-    (both,) = struct.unpack(
-        "<q", struct.pack("<ff", i.a, i.b - i.a if i.kind == "uniform" else i.b)
-    )
-    return int(both)
+def _pair(a: float, b: float) -> int:
+    """Two fp32 numbers in one 64-bit integer."""
+    return int(struct.unpack("<q", struct.pack("<ff", a, b))[0])

@@ -1,0 +1,131 @@
+"""Initial weights as a function of (seed, parameter, element), so that they need not be stored."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sodaopt._errors import unknown
+from sodaopt.anchors import philox
+from sodaopt.parallel import sharded
+
+SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""Elements made at a time in plain torch operations: a CPU's cache, few launches on a GPU."""
+
+
+@dataclass(frozen=True)
+class Init:
+    """A distribution of initial weights: a kind with two numbers.
+
+    constant: a. between: uniform on [a, b). normal: mean a, std b. truncated: that normal within
+    2 std, as nn.init.trunc_normal_ with the defaults scaled. sign: +a or -a.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(unknown("kind of initialisation", self.kind, KINDS))
+
+    @property
+    def words(self) -> int:
+        """How many random words an element takes."""
+        return 2 if self.kind == "normal" else 1
+
+    @property
+    def spread(self) -> float:
+        """The factor of the random number."""
+        return self.b - self.a if self.kind == "between" else self.b
+
+    def make(self, w: Tensor) -> Tensor:
+        """fp32 values from random words."""
+        return KINDS[self.kind](self, w)
+
+
+def _constant(i: Init, w: Tensor) -> Tensor:
+    return torch.full(w.shape, i.a, dtype=torch.float32, device=w.device)
+
+
+def _between(i: Init, w: Tensor) -> Tensor:
+    return i.a + i.spread * philox.fractions(w)
+
+
+def _normal(i: Init, w: Tensor) -> Tensor:
+    u, v = philox.fractions(w[0::2]), philox.fractions(w[1::2])
+    r = torch.sqrt(-2 * torch.log1p(-u))
+    return i.a + i.b * r * torch.cos(2 * math.pi * v)
+
+
+def _truncated(i: Init, w: Tensor) -> Tensor:
+    edge = math.erf(2 / math.sqrt(2))
+    u = (2 * philox.fractions(w) - 1) * edge
+    return i.a + i.b * (torch.erfinv(u) * math.sqrt(2)).clamp(-2, 2)
+
+
+def _sign(i: Init, w: Tensor) -> Tensor:
+    return i.a * ((w & 1) * 2 - 1).float()
+
+
+KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
+    "constant": _constant,
+    "between": _between,
+    "normal": _normal,
+    "truncated": _truncated,
+    "sign": _sign,
+}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How one parameter is made: its name selects the random stream, the seed is the key."""
+
+    name: str
+    init: Init
+    seed: int
+    shape: tuple[int, ...]
+
+    @cached_property
+    def stream(self) -> int:
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
+
+    def values(self, start: int, stop: int, device: torch.device) -> Tensor:
+        """Elements start..stop-1 of the flattened parameter, fp32."""
+        w = self.init.words
+        return self.init.make(philox.words(w * start, w * stop, self._key, self.stream, device))
+
+    def values_at(self, index: Tensor) -> Tensor:
+        """The elements with these indices, fp32."""
+        w = self.init.words
+        index = (index.unsqueeze(-1) * w + torch.arange(w, device=index.device)).flatten()
+        return self.init.make(philox.words_at(index, self._key, self.stream))
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
+
+
+class Seeded(NamedTuple):
+    """z0 of this rank's shard of the parameter p, made from its spec and rounded to p's dtype."""
+
+    spec: Spec
+    p: Tensor
+
+    def slices(self, stop: int) -> Iterator[tuple[slice, Tensor]]:
+        """The shard's first elements up to `stop`, flat, a slice at a time."""
+        device = sharded.local(self.p).device
+        step = SLICES.get(device.type, SLICES["cpu"])
+        for i in range(0, stop, step):
+            at = slice(i, min(i + step, stop))
+            n = sharded.numbers(self.p, at.start, at.stop)
+            is_range = isinstance(n, range)
+            z0 = self.spec.values(n.start, n.stop, device) if is_range else self.spec.values_at(n)
+            yield at, z0.to(self.p.dtype)

@@ -1,0 +1,127 @@
+"""Fill a model from a seed, so that its initial weights can be made again at each step.
+
+    seeds = sodaopt.init.seeded_(model, seed=0)
+    opt = SODAWrapper(AdamW(model.parameters(), weight_decay=0), anchor=seeds)
+
+`seeded_` fills a model with the distributions of torch's default initialisers. z0 is then made
+again at each step, in registers on a GPU and slice by slice elsewhere. Uniform and sign weights
+have the same bits on every device, normal weights on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sodaopt._errors import times
+from sodaopt.anchors.distributions import KINDS, Init, Seeded, Spec
+from sodaopt.anchors.pull import pull_
+from sodaopt.parallel import sharded
+
+__all__ = [
+    "KINDS", "Init", "Rules", "Seeds", "Spec", "between", "constant", "default", "normal",
+    "seeded_", "sign", "truncated",
+]  # fmt: skip
+
+
+def constant(value: float) -> Init:
+    """Every element is `value`."""
+    return Init("constant", value)
+
+
+def between(low: float, high: float) -> Init:
+    """Uniform on [low, high)."""
+    return Init("between", low, high)
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> Init:
+    """Normal."""
+    return Init("normal", mean, std)
+
+
+def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
+    """Normal within two standard deviations."""
+    return Init("truncated", mean, std)
+
+
+def sign(scale: float) -> Init:
+    """+scale or -scale with equal odds."""
+    return Init("sign", scale)
+
+
+Rules: TypeAlias = Mapping[str, Init]
+CONVS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+NORMS = (
+    nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)  # fmt: skip
+
+
+def default(module: nn.Module) -> Rules | None:
+    """The distributions that torch's reset_parameters would draw from, by parameter name."""
+    if isinstance(module, (nn.Linear, *CONVS)):
+        fan_in = module.weight.shape[1:].numel()
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+        return {"weight": between(-bound, bound), "bias": between(-bound, bound)}
+    if isinstance(module, nn.Embedding) and module.padding_idx is None:
+        return {"weight": normal()}
+    if isinstance(module, NORMS):
+        return {"weight": constant(1.0), "bias": constant(0.0)}
+    if isinstance(module, nn.RNNBase):
+        bound = 1 / math.sqrt(module.hidden_size)
+        return {name: between(-bound, bound) for name, _ in module.named_parameters()}
+    return None
+
+
+class Seeds:
+    """The specs of a model's parameters. Pass it as an anchor."""
+
+    def __init__(self, model: nn.Module, specs: dict[str, Spec]) -> None:
+        self.specs, self.model = specs, model
+        self._known: dict[Tensor, Spec] = {}  # by object: an id may belong to another one by now
+
+    def of(self, p: Tensor) -> Spec | None:
+        """The spec of a parameter, also after a framework has replaced the parameters."""
+        if p not in self._known:
+            named = self.model.named_parameters()
+            self._known = {q: self.specs[n] for n, q in named if n in self.specs}
+        return self._known.get(p)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"specs": self.specs, "model": self.model, "_known": {}}
+
+
+@torch.no_grad()
+def seeded_(
+    model: nn.Module, seed: int = 0, rules: Callable[[str, nn.Module], Rules | None] | None = None
+) -> Seeds:
+    """Fill every parameter of the model from the seed, and return the seeds.
+
+    rules(name of the module, module): the distributions of its own parameters by name, or None for
+    torch's default of that type. A module without a default needs a rule.
+    """
+    specs: dict[str, Spec] = {}
+    names = {id(p): n for n, p in model.named_parameters()}
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        given = {**(default(module) or {}), **((rules(path, module) if rules else None) or {})}
+        for short, p in own.items():
+            name = names[id(p)]
+            if short not in given:
+                raise ValueError(
+                    f"no initialisation is known for {name} ({times(p.shape)}) of a "
+                    f"{type(module).__name__}: give one, rules=lambda path, module: "
+                    f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
+                )
+            if name not in specs:  # a tied parameter has the rule of its first owner
+                specs[name] = Spec(name, given[short], seed, tuple(p.shape))
+                pull_([sharded.local(p).zero_()], [Seeded(specs[name], p)], 1.0)
+    return Seeds(model, specs)

@@ -1,0 +1,196 @@
+"""Anchors that keep z0 in the optimizer's state, or as one number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sodaopt.anchors.pull import Source
+from sodaopt.parallel import sharded
+
+
+class Anchor:
+    """Where z0 lives. A subclass writes `capture` and `source`.
+
+    differs: z0 may differ from the weights at the first step, so that step already pulls.
+    writable: z0 can be captured again later, which at_start="reanchor" needs.
+    """
+
+    differs: ClassVar[bool] = False
+    writable: ClassVar[bool] = True
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        """Return the tensor to keep in the state for p as it is now.
+
+        first: the first step begins. Before that, weights may still be loaded, so nothing is
+        checked or changed.
+        """
+        raise NotImplementedError
+
+    def source(self, p: Tensor, kept: Tensor) -> Source:
+        """Return z0 of this rank's shard of p, as it is stored."""
+        raise NotImplementedError
+
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        """Return a copy of a loaded tensor in the place where this anchor keeps it."""
+        self.check(kept, p)
+        return kept.detach().to(p.device, copy=True)
+
+    def check(self, kept: Tensor, p: Tensor) -> None:
+        """Raise if the loaded tensor holds no z0."""
+        if kept.numel() == 0 != p.numel():
+            raise ValueError(
+                f"the state to load keeps no z0 (it was made from a seed or a file), and "
+                f"{type(self).__name__} needs one: use the anchor it was saved with"
+            )
+
+    def saved(self, kept: Tensor, p: Tensor) -> Tensor:
+        """Return a kept tensor as a checkpoint stores it.
+
+        Its shape must not depend on the values: a distributed checkpoint is loaded into the state
+        that an optimizer of other weights has.
+        """
+        return kept
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether the first step rounds the weights to bf16."""
+        return False
+
+
+def original(p: Tensor) -> Tensor:
+    """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
+    return getattr(p, "fp32_copy_of", p)
+
+
+@dataclass(frozen=True)
+class Clone(Anchor):
+    """A copy, in the parameter's dtype or another."""
+
+    dtype: torch.dtype | None = None
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        return p.detach().to(self.dtype or p.dtype, copy=True)
+
+    def source(self, p: Tensor, kept: Tensor) -> Source:
+        return sharded.local(kept)
+
+
+@dataclass(frozen=True)
+class Rounded(Clone):
+    """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact."""
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        z0 = p.detach().to(torch.bfloat16, copy=True)
+        if first:
+            with torch.no_grad():
+                p.copy_(z0)
+        return z0
+
+    @property
+    def rounds_weights(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Host(Anchor):
+    """A copy in pinned memory of the host, copied to the device one bucket ahead of its use."""
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        return self.restore(p, p)
+
+    def source(self, p: Tensor, kept: Tensor) -> Source:
+        return sharded.local(kept)
+
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        self.check(kept, p)
+        if p.is_meta:
+            return torch.empty_like(p)
+        z0 = kept.detach().to("cpu", copy=True)
+        return sharded.pinned(z0) if p.is_cuda else z0
+
+
+@dataclass(frozen=True)
+class Constant(Anchor):
+    """One number on the host if all elements are equal, else the anchor `other`."""
+
+    other: Anchor = field(default_factory=Clone)
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
+        value = constant_of(p if p.is_meta else kept)
+        return kept if value is None else _on_host(value.to(kept.dtype))
+
+    def source(self, p: Tensor, kept: Tensor) -> Source:
+        if kept.dim() == p.dim():
+            return self.other.source(p, kept)
+        return 0.0 if kept.is_meta else float(kept)
+
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        self.check(kept, p)
+        value = kept if kept.dim() < p.dim() else constant_of(kept)
+        return self.other.restore(kept, p) if value is None else _on_host(value.clone())
+
+    def saved(self, kept: Tensor, p: Tensor) -> Tensor:
+        if kept.dim() == p.dim():
+            return self.other.saved(kept, p)
+        shard = sharded.local(p)
+        return sharded.like(kept.to(shard.device).expand(shard.shape).contiguous(), p)
+
+    @property
+    def rounds_weights(self) -> bool:
+        return self.other.rounds_weights
+
+
+def _on_host(t: Tensor) -> Tensor:
+    return t if t.is_meta else t.cpu()
+
+
+def constant_of(p: Tensor) -> Tensor | None:
+    """The one value that all elements of p have on every rank, or None if they differ."""
+    if p.dim() == 0 or p.numel() <= 1:
+        return None
+    if p.is_meta:  # it has no values
+        known = original(p) in _CONSTANT
+        return torch.empty((), dtype=p.dtype, device="meta") if known else None
+    return sharded.constant(p)
+
+
+_CONSTANT: set[Tensor] = set()
+
+
+@contextmanager
+def known_constants(params: set[Tensor]) -> Iterator[None]:
+    """Treat these meta parameters as constant. Predictions of memory need it."""
+    _CONSTANT.update(params)
+    try:
+        yield
+    finally:
+        _CONSTANT.difference_update(params)
+
+
+def nothing(p: Tensor) -> Tensor:
+    """The state of a z0 that is stored elsewhere: it marks that the parameter has been seen."""
+    return torch.empty(0, dtype=torch.float32, device=p.device)
+
+
+class Elsewhere(Anchor):
+    """An anchor that keeps no copy of the weights."""
+
+    writable: ClassVar[bool] = False
+
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        if kept.numel() and p.numel():
+            raise ValueError(
+                f"the state to load brings its own z0, and {type(self).__name__} has another: use "
+                "the anchor it was saved with, such as anchor='clone'"
+            )
+        return nothing(p)
+
+    def source(self, p: Tensor, kept: Tensor) -> Any:
+        raise NotImplementedError

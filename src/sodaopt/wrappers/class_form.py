@@ -1,0 +1,51 @@
+"""A wrapper around a class of optimizers, as a class: for frameworks that build the optimizer."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import inspect
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+def class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
+    """Return the class of `cls(base_class(...), **options)`.
+
+    The arguments are those of the base class. Its default weight decay, if any, is replaced by 0,
+    also in the signature, because frameworks read the defaults there and pass them.
+    """
+    base_init: Any = base_class.__init__
+    signature = inspect.signature(base_init)
+    arguments = dict(signature.parameters)
+    if "weight_decay" in arguments:
+        arguments["weight_decay"] = arguments["weight_decay"].replace(default=0.0)
+    signature = signature.replace(parameters=list(arguments.values()))
+
+    @functools.wraps(base_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        if "weight_decay" in arguments:
+            given.arguments.setdefault("weight_decay", 0.0)
+        cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **options)
+
+    def __reduce__(self: Any) -> Any:
+        if type(self) is made:  # the class has no importable name; a subclass of it may have one
+            return _rebuild, (cls, base_class, options), self.__getstate__()
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+    body = {
+        "__init__": __init__,
+        "__reduce__": __reduce__,
+        "__doc__": f"{cls.__name__} around {base_class.__name__}.",
+        "__module__": cls.__module__,
+    }
+    made = type(f"{cls.__name__}_{base_class.__name__}", (cls,), body)
+    return made
+
+
+def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
+    made = class_form(cls, base_class, options)
+    return made.__new__(made)
