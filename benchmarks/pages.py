@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 
-from sodaopt import native
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
 
 
 def where(device: str) -> dict[str, Any]:
-    """The machine of a result. native: whether the compiled pull of the CPU was there."""
+    """The machine of a result."""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "native": bool(native.PULLS),
     }
 
 

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "empty list": (build([]), ValueError, "empty parameter list"),
     "no params key": (build([{"lr": 0.1}]), ValueError, "group 0 has no 'params'"),
     "a set": (build(lambda: [{"params": set(network())}]), TypeError, "set"),
-    "no tensor": (build([[1.0]]), TypeError, "no tensor but a list"),
+    "no tensor": (build([[1.0]]), TypeError, "expected a tensor, got a list"),
     "named twice": (build([named[0], named[0]]), ValueError, r"weight \(2x3\) is in the optimizer"),
     "two groups": (
         build([{"params": [named[0]]}, {"params": [named[0]]}]),
@@ -112,9 +112,9 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "norm": (lambda: Ball(Kronecker()), TypeError, "needs a Norm"),
     "radius": (lambda: Clip(Euclidean(), 0), ValueError, "radius must be positive"),
     "radius with a memory": (
-        lambda: Ball(Sign(), lr_weighted()), ValueError, "radius is a function of .* alone"),
+        lambda: Ball(Sign(), lr_weighted()), ValueError, "radius must be a function of .* alone"),
     "rate with a memory": (
-        lambda: Diagonal(lr_weighted()), ValueError, "rate is a function of .* alone"),
+        lambda: Diagonal(lr_weighted()), ValueError, "rate must be a function of .* alone"),
     "alpha of numpy": (lambda: Method(Kronecker(), np.float32(1.5)), ValueError, "alpha must be"),
     "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha is a"),
     "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "alpha is a number"),
@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "shampoo's eps": (lambda: zoo.shampoo(eps=-1), ValueError, "eps must be positive"),
     "iterations": (lambda: zoo.multinorm(0), ValueError, "iterations must be at least 1"),
     "scale by name": (lambda: zoo.muon(scale="rms"), TypeError, "such as geometry.rms"),
-    "polar by name": (lambda: zoo.muon(polar="exact"), TypeError, "such as msign.EXACT"),
+    "polar by name": (lambda: zoo.muon(polar="exact"), TypeError, "such as polar.EXACT"),
     "base by name": (lambda: zoo.schedule_free("adam"), TypeError, r"such as zoo.adam\(\)"),
     "beta of schedule_free": (lambda: zoo.schedule_free(beta=1.5), ValueError, "beta must be in"),
     "decayed clip": (
@@ -199,7 +199,8 @@ def test_zero_decay_from_a_framework_is_let_through() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["OneCycleLR", "CyclicLR"])
-def test_momentum_cycling_schedulers_say_what_to_write(scheduler: str) -> None:
+def test_momentum_cycling_schedulers(scheduler: str) -> None:
+    """torch refuses them by default: SODA has no momentum to cycle."""
     opt = SODA(network(), 0.1, zoo.adam())
     make = getattr(torch.optim.lr_scheduler, scheduler)
     kw: dict[str, Any] = (
@@ -207,7 +208,6 @@ def test_momentum_cycling_schedulers_say_what_to_write(scheduler: str) -> None:
         if scheduler == "OneCycleLR"
         else {"base_lr": 0.01, "max_lr": 0.1}
     )
-    with pytest.raises(ValueError, match="pass cycle_momentum=False"):
+    with pytest.raises(ValueError, match="momentum"):
         make(opt, **kw)
-    assert "momentum" not in opt.defaults  # whoever else asks gets an answer
     make(opt, cycle_momentum=False, **kw)

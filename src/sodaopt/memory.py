@@ -186,7 +186,9 @@ def _on_meta(model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, dict[Te
             copied = copy.deepcopy(optimizer, known)
         finally:
             base.state = kept
-        for group in copied.param_groups:  # the meta device cannot run these, and they do not change the state
+        for group in (
+            copied.param_groups
+        ):  # the meta device cannot run these, and they do not change the state
             group.update({k: v for k, v in PLAIN.items() if k in group})
         if isinstance(getattr(copied, "base", copied), SODA):
             copied.state_dict()  # it makes its state before the first step

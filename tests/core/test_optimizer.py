@@ -584,7 +584,7 @@ def test_defaults_of_torch_do_not_leak_in() -> None:
         torch.set_default_dtype(torch.float32)
     for o in (opt, fresh):
         for s in o.state.values():
-            assert (s["step"].dtype, s["step"].device.type) == (torch.float32, "cpu")
+            assert (s["step"].dtype, s["step"].device.type) == (torch.float64, "cpu")
 
 
 def test_autocast_does_not_reach_the_step() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sodaopt import SODA, Method, zoo
+from sodaopt import SODA, Method, anchors, zoo
 from sodaopt.geometry import Ball, Clip, RowNorm, Sharp, Sign, Spectral
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 from tests.support.training import (
@@ -303,7 +303,7 @@ def rounded_weights(model: nn.Module) -> None:
 
 
 def anchored(policy: str, dtype: str) -> None:
-    """Under FSDP2 an anchor is the unsharded clone, bit by bit."""
+    """Under FSDP2 an anchor gives the weights of the unsharded clone."""
     model, plain = shard(fresh(f"{policy}, {dtype}")), fresh(f"clone, {dtype}")
     if policy == "bf16":
         rounded_weights(model), rounded_weights(plain)
@@ -312,8 +312,8 @@ def anchored(policy: str, dtype: str) -> None:
     train(model, opt), train(plain, control)
     assert equal(weights(model), weights(plain))
     for p, z in zip(model.parameters(), z0, strict=True):
-        mine = opt.anchor.give(p, opt.state[p]["soda_z0"]).to(z.dtype)
-        assert torch.equal(mine.expand_as(p.to_local()), cut_like(z, p))
+        mine = anchors.value(opt.anchor.source(p, opt.state[p]["soda_z0"]), p.to_local())
+        assert torch.equal(mine.to(z.dtype).expand_as(p.to_local()), cut_like(z, p))
 
 
 def cut_like(t: Tensor, p: Any) -> Tensor:
@@ -342,8 +342,8 @@ def anchored_layouts(policy: str) -> None:
                 opt.step()
             assert talk.get_total_counts() == 0 or (k == 0 and policy in ("constant", "auto"))
         for p, q in zip(parts, whole_, strict=True):
-            mine = opt.anchor.give(p, opt.state[p]["soda_z0"]).float()
-            assert torch.equal(mine.expand_as(p.to_local()), cut_like(q.detach(), p)), label
+            mine = anchors.value(opt.anchor.source(p, opt.state[p]["soda_z0"]), p.to_local())
+            assert torch.equal(mine.float().expand_as(p.to_local()), cut_like(q.detach(), p)), label
 
 
 # -- replicas -------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ def test_an_interrupted_step_leaves_the_point(wrap: Wrap, dtype: torch.dtype) ->
                 raise KeyboardInterrupt
 
     def kept() -> list[Tensor]:
-        return [t.clone() for w in weights for t in opt.own(w).values()]
+        return [t.clone() for w in weights for t in opt._own(w).values()]
 
     weights = network(dtype)
     base = Broken(weights, lr=0.1)
@@ -269,7 +269,10 @@ WRONG = {
     "lam": (lambda: GPA(SGD(network()), lam=-1), "lam must be in"),
     "every": (lambda: Lookahead(SGD(network()), every=0), "positive integer, got 0"),
     "momentum": (lambda: SNOO(SGD(network()), momentum=2), "momentum must be in"),
-    "nested": (lambda: GPA(Lookahead(SGD(network()))), "one wrapper at a time"),
+    "nested": (
+        lambda: GPA(Lookahead(SGD(network()))),
+        "which is a wrapper itself",
+    ),
     "LBFGS": (lambda: Lookahead(torch.optim.LBFGS(network())), "evaluates the loss several times"),
 }
 

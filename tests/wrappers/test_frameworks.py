@@ -50,7 +50,7 @@ class Hidden:
     """A factory, which Trainer calls with the model: the paper's choice of layers."""
 
     def __call__(self, model: nn.Module, lr: float) -> SODAWrapper:
-        return SODAWrapper.hidden(AdamW(model.parameters(), lr, weight_decay=0), model)
+        return SODAWrapper(AdamW(model.parameters(), lr, weight_decay=0), only=hidden(model))
 
 
 FORMS: dict[str, Callable[[], dict[str, Any]]] = {

@@ -27,6 +27,7 @@ from sodaopt import (
     Lookahead,
     ScheduleFree,
     SODAWrapper,
+    hidden,
     anchors,
     init,
     rounding,
@@ -34,7 +35,7 @@ from sodaopt import (
     zoo,
 )
 from sodaopt.wrappers.known_bases import NON_READERS
-from sodaopt.wrappers.low_precision import in_fp32
+from sodaopt.wrappers.low_precision import fp32_copies
 from tests.support.tables import ROWS, anchored, backward, network
 from tools import known_bases as bases
 
@@ -283,7 +284,7 @@ def test_hidden_layers_only() -> None:
         torch.nn.Linear(4, 4),
         torch.nn.Linear(4, 9),
     )
-    opt = SODAWrapper.hidden(adamw(net.parameters()), net)
+    opt = SODAWrapper(adamw(net.parameters()), only=hidden(net))
     net(torch.tensor([1, 2])).sum().backward()
     opt.step()
     pulled = {n for n, p in net.named_parameters() if "soda_z0" in opt.state[p]}
@@ -335,7 +336,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
     "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
-    "a wrapper": (lambda: SODAWrapper(adamw(network())), "one wrapper at a time"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "which is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
 }  # fmt: skip
@@ -351,8 +352,8 @@ OPTIONS = {
     "at_start": ({"at_start": "restrat"}, "did you mean 'restart'"),
     "start": ({"start": -1}, "must not be negative"),
     "only nothing": ({"only": []}, "selects no parameter"),
-    "only strangers": ({"only": network()}, "something in it is none of these"),
-    "only a name": ({"only": ["weight"]}, "something in it is none of these"),
+    "only strangers": ({"only": network()}, "one of its entries is something else"),
+    "only a name": ({"only": ["weight"]}, "one of its entries is something else"),
 }
 
 
@@ -566,7 +567,7 @@ def test_a_base_with_its_parameters_elsewhere(wrap: Any, rates: list[float]) -> 
 
     weights = network(torch.bfloat16)
     opt = wrap(Elsewhere(weights, 0.1))
-    words = rf"give Elsewhere the wrapped optimizer, {wrap.__name__}"
+    words = rf"pass the wrapped optimizer to Elsewhere, such as {wrap.__name__}"
     for k, lr in enumerate(rates):
         opt.param_groups[0]["lr"] = lr
         with pytest.raises(RuntimeError, match=words) if lr else nullcontext():
@@ -730,10 +731,10 @@ def test_nothing_is_left_of_a_16_bit_step() -> None:
     weights = network(torch.bfloat16)
     opt = SODAWrapper(SGD(weights, lr=0.1))
     feed(opt, weights, range(2))
-    twins = list(opt._twins.made.values())
+    twins = list(opt._fp32_step.copies.values())
     assert len(twins) == len(weights)
     assert all(t.numel() == 0 and t.grad is None for t in twins)
-    assert not any(hasattr(t, "stands_for") for t in twins)
+    assert not any(hasattr(t, "fp32_copy_of") for t in twins)
     gone = weakref.ref(weights[0])
     opt.state.clear()
     opt.param_groups[0]["params"] = weights[1:]
@@ -791,10 +792,10 @@ def test_a_row_with_an_anchor_in_16_bits(wrap: Any, anchor: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("sizes", [[8, 4], [1, 8, 7, 12], [3]], ids=str)
-def test_in_fp32(sizes: list[int]) -> None:
+def test_fp32_copies(sizes: list[int]) -> None:
     parts = [torch.randn(n).bfloat16() for n in sizes]
     parts.append(torch.randn(2, 3, 4, 4).half().to(memory_format=torch.channels_last))
-    for part, wide in zip(parts, in_fp32(parts), strict=True):
+    for part, wide in zip(parts, fp32_copies(parts), strict=True):
         assert wide.dtype == torch.float32
         assert torch.equal(wide, part.float())
         assert wide.stride() == part.stride()
@@ -994,10 +995,10 @@ def test_a_decaying_base_decays_in_16_bits_too(wrap: Any, dtype: torch.dtype) ->
 
 def test_an_error_on_the_way_leaves_16_bit_weights() -> None:
     class Picky(anchors.Clone):
-        def take(self, p: Tensor, first: bool) -> Tensor:
+        def capture(self, p: Tensor, first: bool) -> Tensor:
             if p.shape == (3, 6):
                 raise ValueError("no")
-            return super().take(p, first)
+            return super().capture(p, first)
 
     weights = network(torch.bfloat16)
     before = bits(weights)

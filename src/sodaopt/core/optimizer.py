@@ -39,6 +39,10 @@ STEPS = (  # the first that wants a bucket runs it
 )
 
 
+def kernels_run_on(p: Tensor) -> bool:
+    return p.is_cuda and usable(p.device)
+
+
 class SODA(Optimizer):
     """Run a `Method` on parameters, or one method a group.
 
@@ -116,7 +120,7 @@ class SODA(Optimizer):
                     continue
                 s = self._stepped_state(p, method, group)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-                is_fusable = p.is_cuda and usable(p.device) and fused.is_fusable(p, s, method, z0)
+                is_fusable = kernels_run_on(p) and fused.is_fusable(p, s, method, z0)
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
                 k, past = int(s["step"]), tuple(float(s[name]) for name in method.memory)

@@ -1,4 +1,4 @@
-"""The checks that SODA makes at construction. Each error names the parameter or group, and the fix."""
+"""The checks that SODA makes at construction. Each error names the cause and the fix."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def check_parameter(name: str, p: Any, method: Method) -> None:
         raise ValueError(f"{label}: only float64, float32, bfloat16 and float16 can be trained")
     if getattr(p, "_fsdp_flattened", False) and not method.geometry.shapeless:
         raise ValueError(
-            f"{label} is a flattened piece of a parameter, and {method.name} needs its shape: shard "
-            "with fully_shard (FSDP2), which keeps shapes"
+            f"{label} is a flattened piece of a parameter, and {method.name} needs its shape: "
+            "shard with fully_shard (FSDP2), which keeps shapes"
         )
     try:
         method.geometry.check(p.shape)

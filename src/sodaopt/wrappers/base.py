@@ -332,7 +332,7 @@ class Wrapper(Optimizer):
     def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:
         """This wrapper around a class of optimizers, as a class.
 
-        For frameworks that build the optimizer: `SODAWrapper.of(torch.optim.AdamW)(params, lr=...)`.
+        For frameworks that build the optimizer: `SODAWrapper.of(torch.optim.AdamW)(params)`.
         The default weight decay of the base class is replaced by 0.
         """
         made: type[Self] = class_form(cls, base_class, options)

@@ -151,7 +151,7 @@ def check_base(base: Any, wrapper: str) -> None:
     closure = list(step.values())[1] if len(step) > 1 else None
     if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
         raise TypeError(
-            f"{name} evaluates the loss several times a step, at points of its own: there is not "
+            f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
     averages = (

@@ -307,8 +307,8 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
         if key != "method":
             number, off = group[key], DECAYS[key]
             raise ValueError(
-                f"{where} has {key}={number!r}, and the pull takes the place of weight decay: write "
-                f"{name}(..., {key}={off!r}); in a framework that sets it, or a checkpoint that "
+                f"{where} has {key}={number!r}, and the pull takes the place of weight decay: "
+                f"write {name}(..., {key}={off!r}); in a framework that sets it, or a checkpoint that "
                 f"brings it back, set {key}={off!r} there"
             )
     if isinstance(base, SODA) and group.get("method") in base.methods:
