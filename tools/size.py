@@ -3,7 +3,7 @@
     python -m tools.size             the total and the longest files
     python -m tools.size --all       every file
 
-The lab and the theory are not counted: they use the library and are no part of an optimizer.
+The lab and the theory are not counted because no optimizer needs them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def code_lines(source: str) -> int:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+            lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)
 
 
