@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Suggest the nearest known name, or list all of them: "unknown row 'adamm'; did you mean ...".
+    """Say that a name is unknown, and suggest the nearest known one or list all of them.
 
     kind: the kind of thing that the name should be, such as "row" or "role".
     """

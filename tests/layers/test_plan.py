@@ -29,8 +29,7 @@ from sodaopt.geometry import (
     transposed,
 )
 from sodaopt.geometry.polar import EXACT
-from sodaopt.layers.plan import soda
-from sodaopt.layers.recipes import PARENT, ROLES, UNDECAYED, rules
+from sodaopt.layers.recipes import PARENT, ROLES, UNDECAYED, rules, soda
 from tests.support import models
 from tests.support.models import MODELS, make
 from tools import layers_doc

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class Location:
     """One module that holds a parameter.
 
     modules: the modules from the model down to the one that holds the parameter.
-    keys: for each of these modules, the attribute that leads on; the last is the parameter's.
+    keys: the attribute of each of these modules that leads down. The last one is the parameter's.
     """
 
     parameter: nn.Parameter
@@ -50,8 +51,7 @@ class Location:
         for parent, child in zip(self.modules, self.modules[1:], strict=False):
             if isinstance(parent, nn.MultiheadAttention):
                 return True
-            containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
-            if child is self.module or isinstance(child, containers):
+            if child is self.module or isinstance(child, CONTAINERS):
                 continue
             similar = sum(type(m) is type(child) for m in parent.children())
             if isinstance(parent, nn.ModuleList) or similar > 1:

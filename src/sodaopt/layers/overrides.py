@@ -31,12 +31,11 @@ class Override(NamedTuple):
 
 
 class ClassifiedParameter(NamedTuple):
-    """A parameter with its role and view, and its name in each module that holds it."""
+    """A parameter, its name in each module that holds it, and its role and view."""
 
     parameter: nn.Parameter
     names: list[str]
-    role: str
-    view: View | None
+    kind: Kind
     override: Override
 
 
@@ -55,7 +54,7 @@ def classify_all(
     found, unclear = [], []
     for p, ats in locations.items():
         if kind := _kind(ats, usage, chosen[p]):
-            found.append(ClassifiedParameter(p, _distinct_names(ats), *kind, chosen[p]))
+            found.append(ClassifiedParameter(p, _distinct_names(ats), kind, chosen[p]))
         else:
             unclear.append(ats[0])
     if unclear:
@@ -86,10 +85,8 @@ def _found(pattern: str, names: list[str]) -> bool:
 
 def _distinct_names(locations: list[Location]) -> list[str]:
     """Return one name for each module: a block that is used twelve times has one name."""
-    first: dict[nn.Module, str] = {}
-    for at in locations:
-        first.setdefault(at.module, at.name)
-    return list(first.values())
+    modules = [at.module for at in locations]
+    return [at.name for i, at in enumerate(locations) if at.module not in modules[:i]]
 
 
 def _kind(locations: list[Location], usage: Usage, override: Override) -> Kind | None:

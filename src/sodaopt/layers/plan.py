@@ -24,16 +24,13 @@ from sodaopt.geometry import Ball, Clip, Geometry, MultiNorm, Norm, Sharp
 from sodaopt.geometry.views import View, elements, matrix
 from sodaopt.layers.locations import unwrapped
 from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
-from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules, soda
+from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules
 from sodaopt.layers.roles import MATRICES, PARENT
 from sodaopt.layers.table import geometry_label, render
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 
-__all__ = [
-    "RECIPES", "Plan", "PlannedParameter", "Recipe", "Rule", "hidden", "param_groups", "plan",
-    "soda",
-]  # fmt: skip
+__all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
 
 NOT_INITIALISED = ("norm", "scalar", "vector", "lora_a", "lora_b", CUSTOM)
 
@@ -89,14 +86,9 @@ class Plan:
         for (method, factor), rows in merged.items():
             name = "+".join(dict.fromkeys(row.role for row in rows))
             count = sum(g["name"].split("#")[0] == name for g in groups)
-            groups.append(
-                {
-                    "params": [(row.name, row.parameter) for row in rows],
-                    "method": method,
-                    "lr_factor": factor,
-                    "name": f"{name}#{count + 1}" if count else name,
-                }
-            )
+            name += f"#{count + 1}" if count else ""
+            params = [(row.name, row.parameter) for row in rows]
+            groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
         return groups
 
     @torch.no_grad()
@@ -160,27 +152,25 @@ def param_groups(
 
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     """Return the paper's hidden layers: every trainable matrix but embeddings and heads."""
-    return [f.parameter for f in classify_all(model, overrides)[0] if f.role in MATRICES]
+    return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
 
 
 # -- from a rule to the method of one parameter ---------------------------------------------------
 
 
 def _planned(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> PlannedParameter:
-    p, (name, *aliases) = found.parameter, found.names
+    p, (role, view), (name, *aliases) = found.parameter, found.kind, found.names
     method, factor, size = None, None, 0
-    if found.role != FROZEN:
+    if role != FROZEN:
         rule = _rule(found, recipe)
-        method, factor = _fitted(rule.method, rule.radius, found.view), rule.lr_factor
+        method, factor = _fitted(rule.method, rule.radius, view), rule.lr_factor
         size = _state_bytes(name, p, method)
-    return PlannedParameter(
-        name, tuple(p.shape), found.role, method, factor, size, p, tuple(aliases)
-    )
+    return PlannedParameter(name, tuple(p.shape), role, method, factor, size, p, tuple(aliases))
 
 
 def _rule(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> Rule:
     """Return the recipe's rule for the parameter, changed by its override."""
-    role, override = found.role, found.override
+    role, override = found.kind.role, found.override
     rule = Rule(override.method) if override.method else rule_of(recipe, role)
     if rule is None:
         options = dict.fromkeys((role, PARENT.get(role, role), "rest"))
