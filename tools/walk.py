@@ -23,7 +23,7 @@ import sodaopt
 from sodaopt import SODA, SODAWrapper, param_groups, zoo
 
 PACKAGE = Path(sodaopt.__file__).parent
-Walk = dict[str, dict[str, None]]  # file -> functions, in order of their first visit
+Walk = dict[str, list[str]]  # file -> functions, in order of their first visit
 
 
 def model(device: str) -> nn.Module:
@@ -57,8 +57,9 @@ def walk(opt: torch.optim.Optimizer) -> Walk:
     def record(frame: FrameType, event: str, _: Any) -> None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
         if event == "call" and path.is_relative_to(PACKAGE) and not name.endswith(">"):
-            functions = visited.setdefault(str(path.relative_to(PACKAGE)), {})
-            functions[name.split("<locals>.")[-1]] = None  # a dict is a set with an order
+            functions = visited.setdefault(str(path.relative_to(PACKAGE)), [])
+            if (name := name.split("<locals>.")[-1]) not in functions:
+                functions.append(name)
 
     for profile in (None, record):
         for group in opt.param_groups:
@@ -81,8 +82,7 @@ def main() -> None:
         for name, (make, gpu) in CASES.items()
     }
     if args.json:
-        lists = {name: w and {path: list(f) for path, f in w.items()} for name, w in walks.items()}
-        print(json.dumps(lists, indent=2))
+        print(json.dumps(walks, indent=2))
         return
     for name, visited in walks.items():
         print(f"{name}: {'needs a GPU' if visited is None else f'{len(visited)} files'}")
