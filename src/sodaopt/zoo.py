@@ -43,8 +43,7 @@ def soda(method: Method) -> Method:
 
         y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
 
-    with u the method's own step. It has no weight decay to tune, and it equals SODAWrapper around
-    the method.
+    with u the method's own step. SODAWrapper around the method does the same.
     """
     _check_plain(method, "soda")
     geometry, gamma = method.geometry, times(schedules.grow, method.gamma)

@@ -11,7 +11,7 @@ from sodaopt._errors import times
 from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
 from sodaopt.geometry.views import elements, label, matrix, whole
 
-HEAD = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
+COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
 RIGHT = (1, 6, 7, 8)  # the columns of numbers, aligned right
 
 
@@ -32,9 +32,9 @@ def geometry_label(g: Geometry) -> str:
 def render(title: str, rows: Sequence[Any], notes: Sequence[str], full: bool) -> str:
     """Return the plan as text, with repeated layers on one line unless `full`."""
     lines = [_line(same) for same in ([[row] for row in rows] if full else _repeated(rows))]
-    widths = [max(len(line[j]) for line in (HEAD, *lines)) for j in range(len(HEAD))]
+    widths = [max(len(line[j]) for line in (COLUMNS, *lines)) for j in range(len(COLUMNS))]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    body = [_aligned(line, widths) for line in (HEAD, *lines)]
+    body = [_aligned(line, widths) for line in (COLUMNS, *lines)]
     return "\n".join([title, body[0], rule, *body[1:], rule, _total(rows), *notes])
 
 

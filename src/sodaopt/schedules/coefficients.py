@@ -12,7 +12,7 @@ import torch
 
 Number: TypeAlias = Any  # int, float or a 0-D tensor
 Coef: TypeAlias = float | Callable[[Number, Number], Number]
-Past: TypeAlias = Mapping[str, Number]
+Past: TypeAlias = Mapping[str, Number]  # a coefficient's memory, by name
 
 NO_PAST: Past = MappingProxyType({})
 
@@ -42,9 +42,7 @@ def check_memory(parts: list[Coef]) -> None:
         seen: dict[str, Number] = {}
         for name, v in (item for past in pasts for item in past.items()):
             if seen.setdefault(name, v) != v:
-                raise ValueError(
-                    f"two coefficients use the name {name!r} for their memory: {parts}"
-                )
+                raise ValueError(f"{name!r} is the memory of two different coefficients of {parts}")
 
 
 class Schedule:
