@@ -65,7 +65,7 @@ def decayed(method: Method, weight_decay: float) -> Method:
         return method
     if not _check_plain(method, "decayed").geometry.homogeneous:
         raise ValueError(
-            f"{method.name} clips, and a clipped step cannot decay. Use soda() instead."
+            f"{method.name} clips, and a clipped step has no decayed form. Use soda()."
         )
     lam = times(weight_decay, schedules.lr)
     gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr

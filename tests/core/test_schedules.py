@@ -348,7 +348,7 @@ CLASHES = [
 
 @pytest.mark.parametrize(("a", "b"), CLASHES, ids=label)
 def test_different_memories_do_not_mix(a, b) -> None:
-    """Two parts that remember different things under one name: right, or refused."""
+    """Two parts with different memories of one name give the right values, or an error."""
     try:
         both = run(times(a, b), LR)
     except ValueError:

@@ -110,7 +110,7 @@ def _refuse_flat(at: Location) -> None:
     layer = isinstance(at.module, nn.Linear | nn.Embedding | _ConvNd) and at.attribute == "weight"
     if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):
         raise ValueError(
-            f"{at.name} ({times(at.shape)}) is flattened, so its layers cannot be told. Shard with "
+            f"{at.name} ({times(at.shape)}) is flattened, so its layers are unknown. Shard with "
             "fully_shard (FSDP2), which keeps the shapes, not with FullyShardedDataParallel."
         )
 
