@@ -1,6 +1,9 @@
-"""Every optimizer that is installed here, probed: does its update depend on the point it is at?
+"""Test which installed optimizers read the weights, and how exactly SODAWrapper wraps each.
 
-`python -m tools.known_bases` writes the answer into src/sodaopt/wrappers/known_bases.py and docs/bases.md.
+    python -m tools.known_bases
+
+Writes the table of src/sodaopt/wrappers/known_bases.py, and docs/bases.md. An optimizer reads the
+weights if its update depends on them and not on the gradients alone.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def name(cls: type) -> str:
 
 @cache
 def installed() -> dict[str, type[Optimizer]]:
-    """Public optimizer classes by full name."""
+    """Return the public optimizer classes of the installed packages, by full name."""
     found: dict[str, type[Optimizer]] = {}
     for package in PACKAGES:
         try:
@@ -51,7 +54,10 @@ def installed() -> dict[str, type[Optimizer]]:
 
 
 def make(cls: type[Optimizer]) -> Make:
-    """C(params, lr=...), or the group form that Muons ask for, with every kind of decay off."""
+    """Return a function that builds the optimizer without any kind of decay.
+
+    It calls cls(params, lr=...), or passes a group with use_muon=True if a Muon asks for that.
+    """
 
     def build(params: list[Parameter], lr: float) -> Optimizer:
         try:
@@ -75,7 +81,7 @@ def gradients(steps: int, seed: int = 0) -> list[list[torch.Tensor]]:
 
 
 def seed(k: int) -> None:
-    """All generators that a base might draw from."""
+    """Seed every generator that an optimizer may draw from."""
     torch.manual_seed(k)
     np.random.seed(k)
     random.seed(k)
@@ -90,7 +96,7 @@ def points(shift: float = 0.0) -> list[Parameter]:
 
 
 def deltas(build: Make, shift: float, steps: int = 60, lr: float = 1e-2) -> list[torch.Tensor]:
-    """The updates of each step, the point moved elsewhere after each of them."""
+    """Return the update of each step. The weights are scaled after each step."""
     seed(0)
     params, out = points(shift), []
     opt = build(params, lr)
@@ -108,13 +114,13 @@ def deltas(build: Make, shift: float, steps: int = 60, lr: float = 1e-2) -> list
 
 
 def reads(build: Make) -> bool:
-    """Whether updates at two points with equal gradients differ by more than rounding."""
+    """Return whether equal gradients at two points give updates that differ beyond rounding."""
     pairs = zip(deltas(build, 0.0), deltas(build, 0.5), strict=True)
     return any(not torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in pairs)
 
 
 def probe(cls: type[Optimizer]) -> bool | None:
-    """Whether a class reads the point; None where it could not be run."""
+    """Return whether a class reads the weights, or None if it does not run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -124,8 +130,10 @@ def probe(cls: type[Optimizer]) -> bool | None:
 
 
 def verdict(cls: type[Optimizer], steps: int = 50) -> str:
-    """What SODAWrapper makes of a class: how far it is from Algorithm 1 after `steps` steps, or
-    that it is refused, or why the class could not be run."""
+    """Return the form in which SODAWrapper wraps a class and its largest distance to Algorithm 1.
+
+    If the class is refused or does not run, return the reason.
+    """
     from sodaopt import SODAWrapper
 
     with warnings.catch_warnings():
@@ -149,7 +157,7 @@ def verdict(cls: type[Optimizer], steps: int = 50) -> str:
 def algorithm_1(
     wrapped: Optimizer, ours: list[Parameter], plain: Optimizer, theirs: list[Parameter], steps: int
 ) -> float:
-    """The largest difference from x <- (1 - 1/(k+2)) x + z0/(k+2) + BaseUpdate(g at x)."""
+    """Return the largest distance to x <- (1 - 1/(k+2)) x + z0/(k+2) + BaseUpdate(g at x)."""
     z0 = [p.detach().clone() for p in theirs]
     gap = 0.0
     for k, gs in enumerate(gradients(steps)):
@@ -176,13 +184,13 @@ BEGIN, END = "# table:begin", "# table:end"
 
 
 def table() -> list[str]:
-    """The names in bases.py."""
+    """Return the names in the library's table."""
     body = TABLE.read_text().split(BEGIN)[1].split(END)[0]
     return [line.strip().strip('",') for line in body.strip().splitlines()]
 
 
 def versions() -> dict[str, str]:
-    """The packages that are installed, with their versions."""
+    """Return the versions of the installed packages."""
     wheels = {"torch.optim": "torch", "muon": "muon-optimizer", "lion_pytorch": "lion-pytorch"}
     found = {}
     for package in PACKAGES:
@@ -192,21 +200,24 @@ def versions() -> dict[str, str]:
 
 
 def line(cls: type[Optimizer], v: str) -> str:
-    """A row of the page."""
+    """Return a row of the page."""
     form, _, gap = v.rpartition(" ") if not v.startswith(("not", "ref")) else (v, "", "")
     return f"| `{name(cls)}` | {form.replace('|', '/')} | {gap} |"
 
 
 def page() -> str:
-    """docs/bases.md."""
+    """Return the text of docs/bases.md."""
     lines = [
         "# Which optimizers SODAWrapper wraps",
         "",
-        "Every optimizer class of these packages that builds as `C(params, lr=...)` and steps on a",
-        "dense gradient, wrapped, beside Algorithm 1 written out around the same class: the",
-        "largest difference over 50 steps in float64. *Pull first* needs no copy of the weights;",
-        "*delta* is for bases whose update depends on the weights, and keeps one temporary copy.",
-        "Written by `python -m tools.known_bases`.",
+        "This page compares SODAWrapper with Algorithm 1, written out around the same optimizer,",
+        "for every optimizer class of these packages. It shows the largest difference over 50",
+        "steps in float64. *Pull first* needs no copy of the weights. *Delta* is the form for",
+        "optimizers whose update depends on the weights, and keeps one temporary copy. An",
+        "optimizer that does not build as `C(params, lr=...)`, or does not step on a dense",
+        "gradient, is not run.",
+        "",
+        "`python -m tools.known_bases` writes this page.",
         "",
         f"Versions: `{versions()}`",
         "",
@@ -218,7 +229,7 @@ def page() -> str:
 
 
 def write() -> bool:
-    """Whether the table changed; the one in memory is then the old one."""
+    """Write the library's table, and return whether it changed."""
     before = TABLE.read_text()
     head, rest = TABLE.read_text().split(BEGIN)
     tail = rest.split(END)[1]
@@ -228,6 +239,6 @@ def write() -> bool:
 
 
 if __name__ == "__main__":
-    if write():
+    if write():  # SODAWrapper has imported the old table, so start again
         os.execv(sys.executable, [sys.executable, "-m", "tools.known_bases"])
     PAGE.write_text(page())

@@ -1,4 +1,7 @@
-"""The plans of three known models: `python -m tools.layers_doc` writes them in docs/layers.md."""
+"""Write the roles and the plans of three known models into docs/layers.md.
+
+python -m tools.layers_doc
+"""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -9,13 +12,14 @@ from torch import nn
 from sodaopt import plan
 from sodaopt.layers.recipes import RECIPES, rule_of, rules
 from sodaopt.layers.roles import ROLES
+from sodaopt.layers.table import geometry_label
 
 PAGE = Path(__file__).parents[1] / "docs" / "layers.md"
 END = "<!-- layers:end -->"
 
 
 def stamp(installed: str) -> str:
-    """Names of layers change between versions, so the page says which one it shows."""
+    """Return the opening mark, with the version of transformers because layer names change."""
     return f"<!-- layers:begin transformers {installed} -->"
 
 
@@ -40,47 +44,42 @@ def vit() -> nn.Module:
         return ViTForImageClassification(ViTConfig(num_labels=1000))
 
 
-def block(text: str) -> str:
-    return f"```text\n{text}\n```"
+MODELS = (
+    ("GPT-2 124M", gpt2, "soda_dagger"),
+    ("Llama 7B", llama, "muon"),
+    ("ViT-B/16", vit, "soda(uscion)"),
+)
 
 
 def role_table() -> str:
-    """What each role is, and what the two main recipes give it."""
-    lines = ["| role | what it is | soda_dagger | muon |", "|---|---|---|---|"]
-    for role, what in ROLES.items():
+    """Return the meaning of each role, with its rule in the two main recipes."""
+    lines = ["| role | meaning | soda_dagger | muon |", "|---|---|---|---|"]
+    for role, meaning in ROLES.items():
         cells = []
         for name in ("soda_dagger", "muon"):
             rule = rule_of(rules(RECIPES[name]), role)
             assert rule is not None
-            g = rule.method.geometry
-            norm = getattr(g, "norm", None)
-            how = f"{type(norm).__name__} {norm.scale.__name__}" if norm else "Adam"
-            how = (
-                how.removesuffix(" hidden") if role in ("norm", "bias", "scalar", "vector") else how
-            )
             radius = f", radius {rule.radius:g}" if rule.radius else ""
             factor = f", {rule.lr_factor:g}x lr" if rule.lr_factor != 1 else ""
-            cells.append(f"{how}{radius}{factor}")
-        lines.append(f"| `{role}` | {what} | {' | '.join(cells)} |")
+            method = "" if rule.method.name == name else f"{rule.method.name}: "
+            cells.append(f"{method}{geometry_label(rule.method.geometry)}{radius}{factor}")
+        lines.append(f"| `{role}` | {meaning} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def generated() -> str:
-    return "\n\n".join(
-        (
-            "## Roles\n\n" + role_table(),
-            '## GPT-2 124M\n\n`print(sodaopt.plan(model, "soda_dagger"))`\n\n'
-            + block(str(plan(gpt2(), "soda_dagger"))),
-            '## Llama 7B\n\n`print(sodaopt.plan(model, "muon"))`\n\n'
-            + block(str(plan(llama(), "muon"))),
-            '## ViT-B/16\n\n`print(sodaopt.plan(model, "soda(uscion)"))`\n\n'
-            + block(str(plan(vit(), "soda(uscion)"))),
+    """Return the text between the marks."""
+    sections = ["## Roles\n\n" + role_table()]
+    for title, model, recipe in MODELS:
+        table = plan(model(), recipe)
+        sections.append(
+            f'## {title}\n\n`print(sodaopt.plan(model, "{recipe}"))`\n\n```text\n{table}\n```'
         )
-    )
+    return "\n\n".join(sections)
 
 
 def filled(text: str) -> str:
-    """The page with everything between the marks written anew."""
+    """Return the page with new text between its marks."""
     before, rest = text.split("<!-- layers:begin", 1)
     after = rest.split(END, 1)[1]
     return f"{before}{stamp(version('transformers'))}\n\n{generated()}\n\n{END}{after}"

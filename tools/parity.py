@@ -1,4 +1,9 @@
-"""Ours beside theirs, step by step: `python -m tools.parity` writes the table in docs/parity.md."""
+"""Compare every row of the zoo with an independent implementation, step by step.
+
+    python -m tools.parity
+
+Writes the table in docs/parity.md.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,17 +23,18 @@ HEAD = (
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
 INTRO = f"""# Parity
 
-Every row of `sodaopt.zoo` beside an independent implementation of the same method: another
-project's own code, or the recurrence written out from the papers in `tests/support/recurrences.py`.
-Both train a bias-free two-layer tanh network in float64 for {STEPS} steps from the same weights,
-each on its own copy, taking its own gradients at its own point. The difference is the largest one
-over all weights and steps, and over the averaged weights at the end where a method has them.
-Write this table again with `python -m tools.parity`.
+This page compares every row of `sodaopt.zoo` with an independent implementation of the same method:
+another project's code, or the recurrence from the papers in `tests/support/recurrences.py`. Both
+train a two-layer tanh network without biases in float64 for {STEPS} steps from the same weights,
+each with its own gradients. The table shows the largest difference over all weights and steps, and
+over the averaged weights at the end if the method has them.
+
+`python -m tools.parity` writes this table.
 """
 
 
 class Network:
-    """min ||W2 tanh(W1 X) - Y||^2 / 64, W1 12 x 7 and W2 5 x 12; the same for everyone."""
+    """min ||W2 tanh(W1 X) - Y||^2 / 64 with fixed data, W1 12 x 7 and W2 5 x 12."""
 
     def __init__(self) -> None:
         rng = torch.Generator().manual_seed(0)
@@ -54,7 +60,7 @@ class Network:
 
 
 def mode(opt: Any, name: str) -> None:
-    """opt.train() or opt.eval(), where it has one."""
+    """Call opt.train() or opt.eval() if the optimizer has it."""
     getattr(opt, name, lambda: None)()
 
 
@@ -64,7 +70,7 @@ def set_lr(opt: Any, lr: float) -> None:
 
 
 def compare(entry: Theirs, steps: int = STEPS, **options: Any) -> float:
-    """The largest difference between ours (SODA with these options) and theirs over the run."""
+    """Return the largest difference between theirs and SODA with these options over a run."""
     from sodaopt import SODA
 
     ours, theirs = Network(), Network()
@@ -89,7 +95,7 @@ def compare(entry: Theirs, steps: int = STEPS, **options: Any) -> float:
 
 
 def line(entry: Theirs, gap: float | None) -> str:
-    """A row of the table; None is a package that is not installed."""
+    """Return a row of the table. The gap is None if the package is not installed."""
     source = entry.package if gap is None else entry.source
     label = f"`{entry.label}` ({source})".replace("|", "\\|")
     label += f"; {entry.note}" if entry.note else ""
@@ -102,7 +108,7 @@ def measure(entry: Theirs) -> float | None:
 
 
 def write(rows: str) -> None:
-    """Put the table between its markers, in a page with a short introduction if there is none."""
+    """Write the table between its marks. Start the page if there is none."""
     text = PAGE.read_text() if PAGE.exists() else INTRO
     if BEGIN not in text:
         text += f"\n{BEGIN}\n{END}\n"
@@ -117,9 +123,9 @@ def main() -> None:
     rows = "\n".join((*HEAD, *map(line, entries, gaps)))
     print(rows)
     write(rows)
-    apart = [e for e, gap in zip(entries, gaps, strict=True) if gap is not None and gap > e.tol]
-    if apart:
-        raise SystemExit("\n".join(f"above tolerance: {e.row}, {e.label}" for e in apart))
+    wrong = [e for e, gap in zip(entries, gaps, strict=True) if gap is not None and gap > e.tol]
+    if wrong:
+        raise SystemExit("\n".join(f"above tolerance: {e.row}, {e.label}" for e in wrong))
 
 
 if __name__ == "__main__":

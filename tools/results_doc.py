@@ -1,4 +1,7 @@
-"""Write docs/results.md from what `sodaopt reproduce` measured: python -m tools.results_doc"""
+"""Write docs/results.md from the measurements of `sodaopt reproduce` in results/.
+
+python -m tools.results_doc
+"""
 
 from __future__ import annotations
 

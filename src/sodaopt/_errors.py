@@ -1,4 +1,4 @@
-"""Words for errors: the nearest known name, and shapes as people write them."""
+"""Texts that error messages share: suggestions for unknown names, and shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from difflib import get_close_matches
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """`unknown row 'adamm'; did you mean 'adam'?`, else the whole list."""
+    """Say that a name is unknown, and suggest the nearest known one or list all of them.
+
+    kind: the kind of thing that the name should be, such as "row" or "role".
+    """
     names = sorted(known)
     folded = {n.casefold(): n for n in names}
     near = get_close_matches(str(name).casefold(), folded, n=1)
@@ -16,5 +19,5 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def times(shape: Iterable[int]) -> str:
-    """(4, 5) -> '4x5', () -> 'scalar'."""
+    """Write a shape: (4, 5) -> '4x5', () -> 'scalar'."""
     return "x".join(map(str, shape)) or "scalar"

@@ -1,7 +1,7 @@
-"""Every optimizer of the paper as one expression. A new one is one more function with `@row`.
+"""Every optimizer of the paper as one expression. A new optimizer is a function with `@row`.
 
-Written with g for the gradient at y, t = k+1, EMA_b for the average with rate 1-b, and in the
-paper's sign: u points downhill. Arguments have the names and defaults of each reference.
+In the formulas g is the gradient at y, t = k+1, EMA_b is the average with rate 1-b, and u points
+downhill, as in the paper. Arguments have the names and the defaults of the reference.
 """
 
 from __future__ import annotations
@@ -9,35 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeAlias
 
 from sodaopt import schedules
 from sodaopt._errors import unknown
 from sodaopt.core.method import ROWS, Method
-from sodaopt.geometry import (
-    Ball,
-    Clip,
-    Diagonal,
-    Euclidean,
-    Geometry,
-    Kronecker,
-    MultiNorm,
-    Norm,
-    Sharp,
-    Sign,
-    Spectral,
-    original,
-    unit,
-)
+from sodaopt.geometry.maps import Ball, Clip, Diagonal, Geometry, Kronecker, MultiNorm, Sharp
+from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
-from sodaopt.geometry.scales import Scale
+from sodaopt.geometry.scales import Scale, original, unit
 from sodaopt.schedules import debias, first, times, uniform
 
 P = ParamSpec("P")
+Betas: TypeAlias = tuple[float, float]
+
+EUCLIDEAN, SPECTRAL = Euclidean(), Spectral()
+GD = Sharp(EUCLIDEAN)  # gradient descent
 
 
 def row(f: Callable[P, Method]) -> Callable[P, Method]:
-    """Enter a row into the zoo, under its function's name."""
+    """Register a function that returns a method as a row of the zoo, under its own name."""
 
     @wraps(f)
     def named(*args: P.args, **kwargs: P.kwargs) -> Method:
@@ -48,15 +39,15 @@ def row(f: Callable[P, Method]) -> Callable[P, Method]:
 
 
 def soda(method: Method) -> Method:
-    """The anchored form of a method: z = z0 + (k+2) u, lam = 1/(k+2), hence
+    """Return the anchored form of a method: z = z0 + (k+2) u and lam = 1/(k+2), so
 
         y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
 
-    with u the method's own step. No weight decay to tune. Equals SODAWrapper around it.
+    with u the method's own step. SODAWrapper around the method does the same.
     """
-    _plain(method, "soda")
+    _check_plain(method, "soda")
     geometry, gamma = method.geometry, times(schedules.grow, method.gamma)
-    if isinstance(geometry, Clip):  # not homogeneous: its ball grows instead
+    if isinstance(geometry, Clip):  # it is not homogeneous, so the radius grows instead of gamma
         geometry = replace(geometry, radius=times(geometry.radius, schedules.grow))
         gamma = times(uniform, method.gamma)
     name = f"soda({method.name})"
@@ -64,29 +55,31 @@ def soda(method: Method) -> Method:
 
 
 def decayed(method: Method, weight_decay: float) -> Method:
-    """Decoupled weight decay as a centre: y <- (1 - lr wd) y + u. Zero leaves the method as it is.
+    """Add decoupled weight decay to a method: y <- (1 - lr wd) y + u.
 
-    As the template writes it: centre origin, lam = lr wd, gamma = the method's over lr wd.
+    In the template the centre is the origin, lam = lr wd, and gamma is the method's own over lr wd.
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
     if weight_decay == 0:
         return method
-    if not _plain(method, "decayed").geometry.homogeneous:
-        raise ValueError(f"{method.name} clips, and a clipped step has no decayed form: use soda()")
+    if not _check_plain(method, "decayed").geometry.homogeneous:
+        raise ValueError(
+            f"{method.name} clips, and a clipped step has no decayed form. Use soda()."
+        )
     lam = times(weight_decay, schedules.lr)
     gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr
     return replace(method, centre="origin", lam=lam, gamma=gamma)
 
 
-def _plain(method: Method, who: str) -> Method:
-    """The method, if its step is y <- y + u: what soda, schedule_free and gpa can build on."""
+def _check_plain(method: Method, who: str) -> Method:
+    """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
     if not isinstance(method, Method):
         raise TypeError(f"{who} takes a Method such as zoo.adam(), got {method!r}")
     if method.centre != "last" or method.lam != 1:
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}: pass weight_decay=0 (for scion: uscion)"
+            f"centre {method.centre!r}. Pass weight_decay=0, or use uscion for scion."
         )
     return method
 
@@ -102,14 +95,14 @@ def _beta(name: str, b: float) -> float:
 
 @row
 def sgd(momentum: float = 0.0) -> Method:
-    """b <- momentum b + g; y <- y - lr b. (torch.optim.SGD)"""
+    """b <- momentum b + g, y <- y - lr b. (torch.optim.SGD)"""
     alpha = 1 - _beta("momentum", momentum)
     return Method(Sharp(Euclidean()), alpha=alpha, gamma=times(1 / alpha, schedules.lr))
 
 
 @row
 def nesterov(momentum: float = 0.9) -> Method:
-    """b <- momentum b + g; y <- y - lr (g + momentum b). (torch.optim.SGD with nesterov=True)"""
+    """b <- momentum b + g, y <- y - lr (g + momentum b). (torch.optim.SGD with nesterov=True)"""
     return replace(sgd(momentum), alpha_bar=1 - momentum)
 
 
@@ -117,29 +110,25 @@ def nesterov(momentum: float = 0.9) -> Method:
 
 
 @row
-def adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Method:
+def adam(betas: Betas = (0.9, 0.999), eps: float = 1e-8) -> Method:
     """y <- y - lr m/(sqrt(v)+eps), m = EMA_b1(g)/(1-b1^t), v = EMA_b2(g^2)/(1-b2^t).
 
-    The bias corrections are the averages' own rates, (1-b)/(1-b^t). (Kingma, Ba 2014)
+    The bias correction is in the rates of the averages, (1-b)/(1-b^t). (Kingma, Ba 2014)
     """
     return Method(Diagonal(debias(betas[1]), eps), alpha=debias(betas[0]))
 
 
 @row
-def adamw(
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01
-) -> Method:
+def adamw(betas: Betas = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.01) -> Method:
     """y <- (1 - lr wd) y - lr m/(sqrt(v)+eps), m and v as in adam. (Loshchilov, Hutter 2017)"""
     return decayed(adam(betas, eps), weight_decay)
 
 
 @row
-def nadam(
-    betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, weight_decay: float = 0.0
-) -> Method:
+def nadam(betas: Betas = (0.9, 0.95), eps: float = 1e-8, weight_decay: float = 0.0) -> Method:
     """y <- y - lr (b1 m + (1-b1) g)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2), uncorrected.
 
-    The paper's NAdam: constant optimism. (Dozat 2016)
+    This is the paper's NAdam, with constant optimism. (Dozat 2016)
     """
     a, rate = 1 - _beta("betas[0]", betas[0]), 1 - _beta("betas[1]", betas[1])
     return decayed(Method(Diagonal(rate, eps), alpha=a, alpha_bar=a), weight_decay)
@@ -147,7 +136,7 @@ def nadam(
 
 @row
 def torch_nadam(
-    betas: tuple[float, float] = (0.9, 0.999),
+    betas: Betas = (0.9, 0.999),
     eps: float = 1e-8,
     momentum_decay: float = 0.004,
     weight_decay: float = 0.0,
@@ -155,7 +144,7 @@ def torch_nadam(
     """y <- y - lr (c_g g + c_m m)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2)/(1-b2^t),
 
     mu_t = b1 (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, c_g = (1-mu_t)/(1-P_t),
-    c_m = mu_{t+1}/(1-P_{t+1}). Decay is decoupled. (torch.optim.NAdam)
+    c_m = mu_{t+1}/(1-P_{t+1}), psi = momentum_decay. Decay is decoupled. (torch.optim.NAdam)
     """
     b1, psi = _beta("betas[0]", betas[0]), momentum_decay
     method = Method(
@@ -169,14 +158,11 @@ def torch_nadam(
 
 @row
 def simplified_ademamix(
-    betas: tuple[float, float] = (0.99, 0.95),
-    alpha: float = 0.0,
-    eps: float = 1e-8,
-    beta1_warmup: int = 0,
+    betas: Betas = (0.99, 0.95), alpha: float = 0.0, eps: float = 1e-8, beta1_warmup: int = 0
 ) -> Method:
-    """M <- b1 M + g; y <- y - lr (M + alpha g)/(sqrt(v)+eps), v = EMA_b2(g^2)/(1-b2^t).
+    """M <- b1 M + g, y <- y - lr (M + alpha g)/(sqrt(v)+eps), v = EMA_b2(g^2)/(1-b2^t).
 
-    With beta1_warmup, b1 rises from 0.9 so that its half-life is linear. (Morwani et al. 2025)
+    With beta1_warmup, b1 rises from 0.9, its half-life linearly. (Morwani et al. 2025)
     """
     if not alpha >= 0:
         raise ValueError(f"alpha must not be negative, got {alpha}")
@@ -196,7 +182,7 @@ def simplified_ademamix(
 
 @row
 def signsgd(map: Callable[[Norm], Geometry] = Ball) -> Method:
-    """y <- y - lr sign(g); map=Sharp: y <- y - lr ||g||_1 sign(g). (Carlson et al. 2015)"""
+    """y <- y - lr sign(g), or with map=Sharp y <- y - lr ||g||_1 sign(g). (Carlson et al. 2015)"""
     return Method(map(Sign(unit)))
 
 
@@ -207,10 +193,10 @@ def signum(beta: float = 0.9, weight_decay: float = 0.0) -> Method:
 
 
 @row
-def lion(betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) -> Method:
+def lion(betas: Betas = (0.9, 0.99), weight_decay: float = 0.0) -> Method:
     """y <- (1 - lr wd) y - lr sign(b1 m + (1-b1) g), then m <- b2 m + (1-b2) g.
 
-    Here m moves first: b1 m_old + (1-b1) g = (b1/b2) m_new + (1 - b1/b2) g. (Chen et al. 2023)
+    m moves first here: b1 m_old + (1-b1) g = (b1/b2) m_new + (1 - b1/b2) g. (Chen et al. 2023)
     """
     b1, b2 = _beta("betas[0]", betas[0]), _beta("betas[1]", betas[1])
     if not b1 <= b2:
@@ -224,7 +210,7 @@ def lion(betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0) ->
 
 @row
 def ssd(map: Callable[[Norm], Geometry] = Sharp, polar: Polar = EXACT) -> Method:
-    """y <- y - lr ||g||_nuc U V^T with g = U S V^T; map=Ball leaves the nuclear norm out.
+    """y <- y - lr ||g||_nuc U V^T with g = U S V^T, or with map=Ball y <- y - lr U V^T.
 
     Stochastic spectral descent. (Carlson et al. 2015, 2016)
     """
@@ -238,9 +224,9 @@ def muon(
     scale: Scale = original,
     polar: Polar = KELLER,
 ) -> Method:
-    """y <- (1 - lr wd) y - lr s msign(b m + (1-b) g), m = EMA_b(g), s = scale of the shape.
+    """y <- (1 - lr wd) y - lr s U V^T with U S V^T = b m + (1-b) g, m = EMA_b(g), b = momentum.
 
-    scale: geometry.original, adamw (both torch's) or rms (the paper's). (Jordan et al. 2024)
+    scale: s, one of geometry.original, adamw (torch has both), rms (paper). (Jordan et al. 2024)
     """
     a = 1 - _beta("momentum", momentum)
     return decayed(Method(Ball(Spectral(scale, polar=polar)), alpha=a, alpha_bar=a), weight_decay)
@@ -248,7 +234,7 @@ def muon(
 
 @row
 def shampoo(eps: float = 1e-12, weight_decay: float = 0.0) -> Method:
-    """L <- L + g g^T, R <- R + g^T g; y <- y - lr L^(-1/4) g R^(-1/4). (Gupta et al. 2018)"""
+    """L <- L + g g^T, R <- R + g^T g, y <- y - lr L^(-1/4) g R^(-1/4). (Gupta et al. 2018)"""
     return decayed(Method(Kronecker(eps)), weight_decay)
 
 
@@ -262,60 +248,51 @@ def multinorm(iterations: int = 5) -> Method:
 
 
 @row
-def scion(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.1) -> Method:  # noqa: B008
+def scion(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.1) -> Method:
     """y <- (1 - lr) y + lr rho lmo(m), m <- (1-alpha) m + alpha g. (Pethick et al. 2025)"""
     return frank_wolfe(norm, radius, alpha)
 
 
 @row
-def uscion(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.1) -> Method:  # noqa: B008
-    """y <- y + lr rho lmo(m), m <- (1-alpha) m + alpha g: Scion unconstrained."""
+def uscion(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.1) -> Method:
+    """y <- y + lr rho lmo(m), m <- (1-alpha) m + alpha g. Scion without its constraint."""
     return Method(Ball(norm, radius), alpha=alpha)
 
 
 @row
-def soda_dagger(norm: Norm = Spectral(), radius: float = 50.0, alpha: float = 0.05) -> Method:  # noqa: B008
+def soda_dagger(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.05) -> Method:
     """y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + lr rho lmo(m_bar), m_bar = (1-alpha) m + alpha g,
 
-    m <- (1-alpha) m + alpha g, started at the first gradient. The paper's own optimizer.
+    m <- (1-alpha) m + alpha g, which starts at the first gradient. The paper's own optimizer.
     """
     return soda(replace(uscion(norm, radius), alpha=first(alpha), alpha_bar=alpha))
 
 
 @row
-def frank_wolfe(
-    norm: Norm = Euclidean(),  # noqa: B008
-    radius: float = 1.0,
-    alpha: float = 1.0,
-) -> Method:
+def frank_wolfe(norm: Norm = EUCLIDEAN, radius: float = 1.0, alpha: float = 1.0) -> Method:
     """y <- (1 - lr) y + lr rho lmo(m), m <- (1-alpha) m + alpha g. (Mokhtari et al. 2020)"""
     return Method(Ball(norm, radius), alpha=alpha, lam=schedules.lr, gamma=1.0, centre="origin")
 
 
 # -- averaging ------------------------------------------------------------------------------------
 
-GD = Sharp(Euclidean())
-
 
 @row
 def dual_averaging(geometry: Geometry = GD) -> Method:
-    """z = z0 + u(lr (k+1) m), m = mean of g_0..g_k; x <- mean of the z; gradients at z.
-
-    (Nesterov 2009)
-    """
+    """z = z0 + u(lr (k+1) m), m the mean of the gradients at z, x the mean of z. (Nesterov 2009)"""
     return replace(double_averaging(geometry), lam_bar=1.0)
 
 
 @row
 def double_averaging(geometry: Geometry = GD) -> Method:
-    """As dual_averaging with gradients at the mean x. (Nesterov, Shikhman 2015)"""
+    """dual_averaging with gradients at x, the mean of the z. (Nesterov, Shikhman 2015)"""
     gamma = times(schedules.lr, schedules.over(1, schedules.mean))
     return Method(geometry, schedules.mean, 0.0, uniform, 0.0, gamma, "init")
 
 
 @row
 def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
-    """As moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)"""
+    """moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)"""
     return replace(moda(geometry, weights), lam_bar=1.0)
 
 
@@ -323,8 +300,8 @@ def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Me
 def moda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
     """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
 
-    m <- (1 - a_k/A_k) m + (a_k/A_k) g, m_bar likewise one index on; uniform weights a = 1 if none
-    are given: alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
+    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. Without weights, a_k = 1:
+    alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
     """
     if weights is not None:
         w = weights
@@ -335,35 +312,37 @@ def moda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> M
 
 @row
 def accelerated(geometry: Geometry = GD) -> Method:
-    """moda with weights a_k = k+1: alpha = 2/(k+2), alpha_bar = lam = 2/(k+3), gamma =
-    lr (k+2)(k+3)/2. (the paper's accelerated rate)
+    """moda with weights a_k = k+1: alpha = 2/(k+2), alpha_bar = lam = 2/(k+3),
+
+    gamma = lr (k+2)(k+3)/2. (the paper's accelerated rate)
     """
-    ahead = schedules.accelerated
+    rate = schedules.accelerated
     gamma = times(schedules.lr, schedules.triangular)
-    return Method(geometry, schedules.linear, ahead, ahead, 0.0, gamma, "init")
+    return Method(geometry, schedules.linear, rate, rate, 0.0, gamma, "init")
 
 
 @row
 def schedule_free(
     base: Method | None = None, beta: float = 0.9, r: float = 0.0, weight_lr_power: float = 2.0
 ) -> Method:
-    """z <- z + u(g); x <- (1 - c) x + c z; y = beta x + (1-beta) z with the base's u (sgd if None),
+    """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z, with the step u of base (or sgd),
 
-    c = w_k/sum w, w = (k+1)^r (largest lr)^2: 1/(k+1) while lr does not rise. (Defazio et al. 2024)
+    c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
+    and r = 0, c = 1/(k+1). (Defazio et al. 2024)
     """
-    lam = schedules.lr_weighted(r, weight_lr_power)
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], got {beta}")
-    return replace(_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=1 - beta)
+    lam = schedules.lr_weighted(r, weight_lr_power)
+    return replace(_check_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=1 - beta)
 
 
 @row
 def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1) -> Method:
-    """z <- z + u(g); x <- (1 - lam) x + lam z; y = (1 - lam_bar) x + lam_bar z with the base's u.
+    """z <- z + u, x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z, u as in schedule_free.
 
-    Generalized primal averaging around sgd, or around any row without decay. (Defazio et al. 2025)
+    Generalized primal averaging of any method without decay. (Defazio et al. 2025)
     """
-    return replace(_plain(base or sgd(), "gpa"), lam=lam, lam_bar=lam_bar)
+    return replace(_check_plain(base or sgd(), "gpa"), lam=lam, lam_bar=lam_bar)
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,7 @@ def test_values(c, values, number) -> None:
 
 @each_row
 def test_step_of_any_kind(c, values) -> None:
-    """k as int, int64 or float32 tensor; lr and memory as float32."""
+    """k is an int, an int64 or a float32 tensor. lr and the memory are float32."""
     lrs = padded(len(values))
     assert run(c, lrs, float, int) == pytest.approx(values, rel=1e-13, abs=1e-15)
     for k in (torch.tensor, lambda k: torch.tensor(float(k))):
@@ -165,10 +165,10 @@ def test_long_runs_agree(c) -> None:
 @each
 def test_is_a_value(c) -> None:
     """Pickles, copies, compares, hashes and prints its fields."""
-    for twin in (pickle.loads(pickle.dumps(c)), copy.deepcopy(c), copy.copy(c)):
-        assert twin == c
-        assert hash(twin) == hash(c)
-        assert repr(twin) == repr(c)
+    for other in (pickle.loads(pickle.dumps(c)), copy.deepcopy(c), copy.copy(c)):
+        assert other == c
+        assert hash(other) == hash(c)
+        assert repr(other) == repr(c)
     assert [other == c for other in COEFS].count(True) == 1
     if is_dataclass(c):
         assert type(c).__name__ in repr(c)
@@ -273,7 +273,7 @@ def test_nadam_is_torchs() -> None:
 
 
 def test_heavy_ball() -> None:
-    """The average with alpha = 1/N is the sum M <- b M + g over its mass; step M + a g."""
+    """The average with alpha = 1/N is the sum M <- b M + g over its mass. The step is M + a g."""
     b, a, lrs = 0.9, 2.0, tuple(0.1 + 0.01 * k for k in range(30))
     alpha, alpha_bar, gamma = (
         run(c(b, a), lrs) for c in (heavy_alpha, heavy_alpha_bar, heavy_gamma)
@@ -348,7 +348,7 @@ CLASHES = [
 
 @pytest.mark.parametrize(("a", "b"), CLASHES, ids=label)
 def test_different_memories_do_not_mix(a, b) -> None:
-    """Two parts that remember different things under one name: right, or refused."""
+    """Two parts with different memories of one name give the right values, or an error."""
     try:
         both = run(times(a, b), LR)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Every row is a method that trains, prints, says what it is, and refuses nonsense."""
+"""Every row is a method that trains, prints, has a documented source, and checks its arguments."""
 
 from __future__ import annotations
 

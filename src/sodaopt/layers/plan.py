@@ -3,8 +3,8 @@
     SODA(param_groups(model, "soda_dagger"), lr=2**-12)
     print(plan(model, "muon"))
 
-`roles` says what each parameter is, a recipe how it is then trained, and an override what the user
-knows better.
+`roles` finds the role of each parameter, a recipe has a rule for each role, and an override of the
+user replaces either.
 """
 
 from __future__ import annotations
@@ -22,62 +22,22 @@ from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
 from sodaopt.geometry import Ball, Clip, Geometry, MultiNorm, Norm, Sharp
 from sodaopt.geometry.views import View, elements, matrix
-from sodaopt.layers.overrides import CUSTOM, FROZEN, Found, Override, sort
-from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules, soda
-from sodaopt.layers.roles import MATRICES, PARENT, unwrapped
+from sodaopt.layers.locations import unwrapped
+from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
+from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules
+from sodaopt.layers.roles import MATRICES, PARENT
 from sodaopt.layers.table import geometry_label, render
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 
-__all__ = [
-    "RECIPES", "Plan", "Recipe", "Row", "Rule", "hidden", "param_groups", "plan", "soda",
-]  # fmt: skip
+__all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
 
-# -- from a rule to the method of one parameter ---------------------------------------------------
-
-
-def _fitted(method: Method, radius: float | None, view: View | None) -> Method:
-    """The method with this radius, seeing the parameter as it is stored."""
-    g: Geometry = method.geometry
-    if isinstance(g, Ball | Sharp | Clip):
-        g = replace(g, norm=_seen(g.norm, view), radius=g.radius if radius is None else radius)
-    elif radius is not None:
-        raise ValueError(f"{method.name} has no norm, so it cannot have the radius {radius}")
-    elif isinstance(g, MultiNorm) and view is not None and g.view is matrix:
-        g = replace(g, view=view)
-    return replace(method, geometry=g)
-
-
-def _seen(norm: Norm, view: View | None) -> Norm:
-    """The norm with the view of the layer, where the norm has not chosen one and it matters."""
-    if view is None or norm.view not in (matrix, elements):
-        return norm
-    if norm.elementwise and (norm.scale is not geometry.dense or view is not geometry.transposed):
-        return norm  # the sign of a kernel has factor 1, and the others need no d_in
-    return replace(norm, view=view)
-
-
-def _method(found: Found, recipe: Mapping[str, Rule]) -> tuple[Method, float]:
-    choice, name = found.choice, found.holders[0]
-    rule = rule_of(recipe, found.role)
-    if choice.method is not None:
-        rule = Rule(choice.method)
-    if rule is None:
-        options = dict.fromkeys((found.role, PARENT.get(found.role, found.role), "rest"))
-        raise ValueError(
-            f"the recipe has no rule for {name}, whose role is {found.role!r}: add one for "
-            + " or ".join(map(repr, options))
-        )
-    factor = rule.lr_factor if choice.lr_factor is None else choice.lr_factor
-    return _fitted(rule.method, rule.radius, found.view), factor
-
-
-# -- the plan -------------------------------------------------------------------------------------
+NOT_INITIALISED = ("norm", "scalar", "vector", "lora_a", "lora_b", CUSTOM)
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """One parameter of the plan. A frozen one has no method, and is in no group."""
+class PlannedParameter:
+    """One parameter of the plan. A frozen one has no method and is in no group."""
 
     name: str
     shape: tuple[int, ...]
@@ -89,13 +49,18 @@ class Row:
     aliases: tuple[str, ...] = ()
 
     @property
+    def norm_map(self) -> Ball | Sharp | Clip | None:
+        """The geometry if it is the map of a norm, else None."""
+        g = self.method.geometry if self.method else None
+        return g if isinstance(g, Ball | Sharp | Clip) else None
+
+    @property
     def geometry(self) -> str:
         return geometry_label(self.method.geometry) if self.method else ""
 
     @property
     def radius(self) -> Coef | None:
-        g = self.method.geometry if self.method else None
-        return g.radius if isinstance(g, Ball | Sharp | Clip) else None
+        return self.norm_map.radius if self.norm_map else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,17 +68,17 @@ class Plan:
     """Every parameter of a model exactly once. `print(plan)` shows it."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[PlannedParameter, ...]
     notes: tuple[str, ...] = ()
 
     @cached_property
     def state_bytes(self) -> int:
-        """What the optimizer will keep, over all ranks."""
+        """The size of the optimizer's state, over all ranks."""
         return sum(row.state_bytes for row in self.rows)
 
     def groups(self) -> list[dict[str, Any]]:
-        """Groups for SODA: one for each method and lr factor, in order of their first parameter."""
-        merged: dict[tuple[Method, float], list[Row]] = {}
+        """Return groups for SODA: one for each method and lr factor, in order of appearance."""
+        merged: dict[tuple[Method, float], list[PlannedParameter]] = {}
         for row in self.rows:
             if row.method is not None and row.lr_factor is not None:
                 merged.setdefault((row.method, row.lr_factor), []).append(row)
@@ -121,108 +86,132 @@ class Plan:
         for (method, factor), rows in merged.items():
             name = "+".join(dict.fromkeys(row.role for row in rows))
             count = sum(g["name"].split("#")[0] == name for g in groups)
-            groups.append(
-                {
-                    "params": [(row.name, row.parameter) for row in rows],
-                    "method": method,
-                    "lr_factor": factor,
-                    "name": f"{name}#{count + 1}" if count else name,
-                }
-            )
+            name += f"#{count + 1}" if count else ""
+            params = [(row.name, row.parameter) for row in rows]
+            groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
         return groups
 
+    @torch.no_grad()
     def init_(self, seed: int = 0, radius: float | None = None) -> list[str]:
-        """Scion's initialisation: each weight a random point on the sphere of its norm and radius,
-        each bias zero. Returns the names of what it filled.
+        """Initialise the model as Scion does, and return the names of the filled parameters.
 
-        radius, if given, replaces every row's own. Gains, scalars, other vectors, adapters and
-        frozen parameters stay as they are, and so does every row whose scale is not one of the
-        paper's width factors (Muon's, Adam's).
+        Each weight becomes a random point on the sphere of its norm and radius, each bias zero.
+        Gains, scalars, other vectors, adapters and frozen parameters keep their values. So do
+        parameters whose scale is not a width factor of the paper, such as those of Muon and Adam.
+
+        radius: replaces the radius of every parameter.
         """
         rng = torch.Generator().manual_seed(seed)  # the same numbers on every rank
-        rows = [row for row in self.rows if _has_init(row)]
-        if not rows:
+        filled = []
+        for row in self.rows:
+            g = row.norm_map
+            if g is None or g.norm.scale not in (geometry.dense, geometry.one_hot):
+                continue
+            if row.role not in NOT_INITIALISED:
+                _init_(row, g if radius is None else replace(g, radius=radius), rng)
+                filled.append(row.name)
+        if not filled:
             raise ValueError(
-                f"{self.title}: nothing here has a norm-matched initialisation; plan it with "
-                "scion, uscion or soda_dagger, and train it as you like"
+                f"{self.title}: no parameter has a norm-matched initialisation. Initialise with a "
+                "plan for scion, uscion or soda_dagger, and train with any other."
             )
-        for row in rows:
-            _init_(row, rng, radius)
-        return [row.name for row in rows]
+        return filled
 
     def table(self, full: bool = False) -> str:
-        """The plan as text: layers that repeat on one line, or each parameter on its own."""
+        """Return the plan as text, with repeated layers on one line unless `full`."""
         return render(self.title, self.rows, self.notes, full)
 
     def __str__(self) -> str:
         return self.table()
 
 
-def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Override) -> Plan:
-    """What `param_groups` would do, as a table of rows.
+def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any) -> Plan:
+    """Show how `param_groups` would treat each parameter.
 
     recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, radius,
-    lr factor). overrides: pattern = a role, "frozen", a view such as split(3), a Method, an lr
-    factor, or a tuple of these; patterns are regular expressions, and the first match wins:
+    lr factor).
+    overrides: pattern = a role, "frozen", a view such as split(3), a Method, an lr factor, or a
+    tuple of these. Patterns are regular expressions, and the first match wins:
 
         plan(model, "muon", wpe="hidden", **{r"h\\.\\d+\\.attn\\.c_attn\\.weight": split(3)})
     """
     known = rules(recipe)
-    found, notes = sort(model, overrides)
-    rows = tuple(_row(f, known) for f in found)
-    for row in rows:
-        if row.aliases:
-            notes.append(f"{row.name} is also {', '.join(row.aliases)}")
+    found, notes = classify_all(model, overrides)
+    rows = tuple(_planned(f, known) for f in found)
+    notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
     name = recipe if isinstance(recipe, str) else "recipe"
     return Plan(f"{name} for {type(unwrapped(model)).__name__}", rows, tuple(notes))
 
 
 def param_groups(
-    model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Override
+    model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any
 ) -> list[dict[str, Any]]:
-    """Groups for `SODA`: every trainable parameter of the model, by its role. See `plan`."""
+    """Return groups for `SODA`: every trainable parameter of the model, by its role. See `plan`."""
     return plan(model, recipe, **overrides).groups()
 
 
-def hidden(model: nn.Module, **overrides: Override) -> list[nn.Parameter]:
-    """The paper's hidden layers: every trainable matrix but embeddings and heads."""
-    return [f.p for f in sort(model, overrides)[0] if f.role in MATRICES]
+def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
+    """Return the paper's hidden layers: every trainable matrix but embeddings and heads."""
+    return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
 
 
-def _row(found: Found, recipe: Mapping[str, Rule]) -> Row:
-    name, *aliases = found.holders
-    method, factor, kept = None, None, 0
-    if found.role != FROZEN:
-        method, factor = _method(found, recipe)
-        kept = _state_bytes(name, found.p, method)
-    shape = tuple(found.p.shape)
-    return Row(name, shape, found.role, method, factor, kept, found.p, tuple(aliases))
+# -- from a rule to the method of one parameter ---------------------------------------------------
+
+
+def _planned(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> PlannedParameter:
+    p, (role, view), (name, *aliases) = found.parameter, found.kind, found.names
+    method, factor, size = None, None, 0
+    if role != FROZEN:
+        rule = _rule(found, recipe)
+        method, factor = _fitted(rule.method, rule.radius, view), rule.lr_factor
+        size = _state_bytes(name, p, method)
+    return PlannedParameter(name, tuple(p.shape), role, method, factor, size, p, tuple(aliases))
+
+
+def _rule(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> Rule:
+    """Return the recipe's rule for the parameter, changed by its override."""
+    role, override = found.kind.role, found.override
+    rule = Rule(override.method) if override.method else rule_of(recipe, role)
+    if rule is None:
+        options = dict.fromkeys((role, PARENT.get(role, role), "rest"))
+        raise ValueError(
+            f"the recipe has no rule for {found.names[0]}, whose role is {role!r}. Add one for "
+            + " or ".join(map(repr, options))
+        )
+    return rule if override.lr_factor is None else rule._replace(lr_factor=override.lr_factor)
+
+
+def _fitted(method: Method, radius: float | None, view: View | None) -> Method:
+    """Return the method with this radius and with the view of the layer."""
+    g: Geometry = method.geometry
+    if isinstance(g, Ball | Sharp | Clip):
+        g = replace(g, norm=_viewed(g.norm, view), radius=g.radius if radius is None else radius)
+    elif radius is not None:
+        raise ValueError(f"{method.name} has no norm, so it cannot have the radius {radius}")
+    elif isinstance(g, MultiNorm) and view is not None and g.view is matrix:
+        g = replace(g, view=view)
+    return replace(method, geometry=g)
+
+
+def _viewed(norm: Norm, view: View | None) -> Norm:
+    """Return the norm with the view of the layer, unless it has one or does not depend on it."""
+    if view is None or norm.view not in (matrix, elements):
+        return norm
+    if norm.elementwise and (norm.scale is not geometry.dense or view is not geometry.transposed):
+        return norm  # the sign of a kernel has factor 1, and other scales do not use d_in
+    return replace(norm, view=view)
 
 
 def _state_bytes(name: str, p: Tensor, method: Method) -> int:
-    """What the optimizer itself makes for such a parameter, which also checks that it fits."""
+    """Measure the state on the meta device, which also checks that the method fits the shape."""
     like = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"))
     state = SODA([(name, like)], 1e-6, method).state[like]
     return sum(t.numel() * t.element_size() for t in state.values())
 
 
-KEPT_BY_INIT = ("norm", "scalar", "vector", "lora_a", "lora_b", CUSTOM)
-
-
-def _has_init(row: Row) -> bool:
-    g = row.method.geometry if row.method else None
-    if not isinstance(g, Ball | Sharp | Clip) or row.role in KEPT_BY_INIT:
-        return False
-    return g.norm.scale in (geometry.dense, geometry.one_hot)
-
-
-@torch.no_grad()
-def _init_(row: Row, rng: torch.Generator, radius: float | None) -> None:
-    p, local = row.parameter, sharded.local(row.parameter)
+def _init_(row: PlannedParameter, g: Ball | Sharp | Clip, rng: torch.Generator) -> None:
+    local = sharded.local(row.parameter)
     if local.is_meta:
-        raise ValueError(f"{row.name} is on the meta device: materialise the model first")
-    g = row.method.geometry if row.method else None
-    assert isinstance(g, Ball | Sharp | Clip)
-    g = g if radius is None else replace(g, radius=radius)
-    w = g.init_(torch.empty(p.shape), rng)
-    local.copy_(sharded.scatter(w.to(local.device), p))
+        raise ValueError(f"{row.name} is on the meta device. Materialise the model first.")
+    w = g.init_(torch.empty(row.shape), rng)
+    local.copy_(sharded.scatter(w.to(local.device), row.parameter))

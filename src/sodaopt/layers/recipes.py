@@ -1,6 +1,6 @@
-"""Recipes: how each role is trained, as data. A new one is a dict; `soda` anchors any of them.
+"""Recipes: a rule for each role, as data. A new recipe is a dict, and `soda` anchors any recipe.
 
-A role without a rule of its own follows its PARENT's, and then the rule for "rest".
+A role without a rule of its own follows the rule of its PARENT, and then the rule for "rest".
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from sodaopt.layers.roles import MATRICES, PARENT, ROLES
 
 
 class Rule(NamedTuple):
-    """How a role is trained. A radius replaces the one in the method's geometry."""
+    """The method and the lr factor of a role.
+
+    radius: replaces the radius of the method's geometry, unless it is None.
+    """
 
     method: Method
     radius: float | None = None
@@ -28,10 +31,10 @@ Recipe: TypeAlias = Mapping[str, Rule | Method | tuple[Any, ...]]
 
 
 def _layerwise(row: Callable[[Norm], Method]) -> dict[str, Rule]:
-    """Sign -> Spectral -> Sign and BiasRMS for vectors, with the paper's radii.
+    """Sign -> Spectral -> Sign, and BiasRMS for vectors, with the paper's radii.
 
-    The paper has no radius for a first layer of its own ("-": its embedding is tied). Scion's
-    code has 1 there, and the hidden layers' radius for vectors.
+    The paper ties the embedding to the head, so it has no radius for a separate first layer. The
+    radius 1 for that and the hidden layers' radius for vectors are those of Scion's code.
     """
     return {
         "embedding": Rule(row(Sign(geometry.one_hot)), 1.0),
@@ -55,13 +58,14 @@ RECIPES: dict[str, Recipe] = {
     "lion": {"rest": Rule(zoo.lion())},
 }
 UNDECAYED = {"scion": "uscion", "adamw": "adam"}
-"""The recipe without its pull to the origin, which soda() replaces by one to the start."""
+"""The same recipe without weight decay: soda() pulls to the initial weights instead."""
 
 
 def soda(recipe: str | Recipe, only: tuple[str, ...] = MATRICES) -> dict[str, Rule]:
-    """The anchored form of a recipe, for the hidden layers as in the paper.
+    """Return the anchored form of a recipe. A recipe given by name loses its weight decay.
 
-    only=tuple(ROLES) anchors every layer. A named recipe loses its weight decay first.
+    only: the roles to anchor. The default is the paper's, the hidden layers. tuple(ROLES) anchors
+    every layer.
     """
     base = rules(UNDECAYED.get(recipe, recipe) if isinstance(recipe, str) else recipe)
     anchored = {
@@ -73,7 +77,7 @@ def soda(recipe: str | Recipe, only: tuple[str, ...] = MATRICES) -> dict[str, Ru
 
 
 def rules(recipe: str | Recipe) -> dict[str, Rule]:
-    """A recipe by name, such as "muon" or "soda(muon)", or as a dict, checked."""
+    """Return the checked rules of a recipe: a dict, or a name such as "muon" or "soda(muon)"."""
     if isinstance(recipe, str):
         if anchored := re.fullmatch(r"soda\((.+)\)", recipe):
             return soda(anchored[1])
@@ -91,14 +95,13 @@ def _as_rule(role: str, value: Any) -> Rule:
     rule = Rule(*value) if isinstance(value, tuple) else Rule(value)
     if not isinstance(rule.method, Method):
         raise TypeError(
-            f"{role!r}: a rule is a Method such as zoo.muon(), or (Method, radius, lr factor) "
-            f"with None for the method's own radius, got {value!r}"
+            f"{role!r}: a rule is a Method such as zoo.muon(), or (Method, radius, lr factor), got "
+            f"{value!r}. The radius None keeps the method's own."
         )
     return rule
 
 
 def rule_of(recipe: Mapping[str, Rule], role: str) -> Rule | None:
-    for name in (role, PARENT.get(role, role), "rest"):
-        if name in recipe:
-            return recipe[name]
-    return None
+    """Return the rule of the role, else of its parent, else of "rest", else None."""
+    names = (role, PARENT.get(role, role), "rest")
+    return next((recipe[name] for name in names if name in recipe), None)

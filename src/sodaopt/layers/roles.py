@@ -1,7 +1,8 @@
-"""What each parameter of a model is, by the type and the use of the module that holds it.
+"""The role of each parameter of a model, from the type and the use of the module that holds it.
 
-Nothing here reads a value: shapes are enough, so meta-device and DTensor models work too. What
-cannot be told is left to the caller (None); what is inferred, not read off a type, is noted.
+Only shapes are read, never values, so models on the meta device and sharded models work too. A
+parameter whose role is unclear has none (None), and the caller decides. A role that is inferred and
+not read off a type is noted.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
 
 from sodaopt._errors import times
-from sodaopt.geometry.views import Shape, View, conv, deconv, grouped, matrix, transposed
+from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transposed
+from sodaopt.layers.locations import Location, Locations
 
 ROLES = {
     "embedding": "a table of tokens: a one-hot first layer",
@@ -25,7 +25,7 @@ ROLES = {
     "tied": "embedding and head in one parameter, treated as the last layer",
     "head": "the last layer",
     "hidden": "the matrix of a linear layer",
-    "conv": "a convolution kernel, the first one of an image too",
+    "conv": "a convolution kernel, also the first one of an image",
     "experts": "a 3-D stack of matrices",
     "router": "the scores that choose experts",
     "lora_a": "the first factor of a low-rank adapter, d_in -> r",
@@ -35,169 +35,165 @@ ROLES = {
     "scalar": "a single number",
     "vector": "any other vector",
 }
+TABLES = ("embedding", "position")
+HEADS = ("head", "tied")
 MATRICES = ("hidden", "conv", "experts", "router", "lora_a", "lora_b")
 """The paper's hidden layers."""
+VECTORS = ("vector", "norm", "bias", "scalar")
 
 PARENT = (
     {"tied": "head", "position": "embedding"}
     | dict.fromkeys(MATRICES[1:], "hidden")
-    | dict.fromkeys(("norm", "bias", "scalar"), "vector")
+    | dict.fromkeys(VECTORS[1:], "vector")
 )
-"""Whose rule a role follows where a recipe has none for it."""
-
-Told: TypeAlias = tuple[str, View | None]  # a role, and how the parameter is a matrix if it is one
-
-# -- where a parameter sits -----------------------------------------------------------------------
-
-# What torch's wrappers put into a parameter's name.
-WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""The role whose rule another role follows if a recipe has none for it."""
 
 
-class Place(NamedTuple):
-    """One module that holds the parameter: the modules from the model down to it, and the keys."""
+class Kind(NamedTuple):
+    """A parameter's role, and its view if it is a matrix."""
 
-    path: tuple[nn.Module, ...]
-    keys: tuple[str, ...]
-
-    @property
-    def module(self) -> nn.Module:
-        return self.path[-1]
-
-    @property
-    def attribute(self) -> str:
-        return self.keys[-1]
-
-    @property
-    def name(self) -> str:
-        """As named_parameters() has it, without the wrappers."""
-        pairs = zip(self.path, self.keys, strict=True)
-        return ".".join(key for module, key in pairs if not _wraps(module, key))
+    role: str
+    view: View | None = None
 
 
-Places: TypeAlias = dict[nn.Parameter, list[Place]]
+def classify(locations: list[Location], usage: Usage) -> Kind | None:
+    """Return the role and the view of a parameter, or None if they are unclear."""
+    location = locations[0]
+    _refuse_flat(location)
+    if location.parameter in usage.heads:
+        stored = [view for at in locations if (view := _linear_view(at))]
+        return Kind("tied" if any(map(_is_table, locations)) else "head", [*stored, matrix][0])
+    kind = _by_type(location, usage)
+    if (lora := _lora_role(location)) and location.parameter.ndim > 1:
+        return Kind(lora, kind.view if kind else matrix)
+    return kind
 
 
-def _wraps(module: nn.Module, key: str) -> bool:
-    parallel = isinstance(module, nn.DataParallel | DistributedDataParallel)
-    return key in WRAPPERS or (parallel and key == "module")
+# -- by the type of the module --------------------------------------------------------------------
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    for key, child in model._modules.items():
-        if child is not None and _wraps(model, key):
-            return unwrapped(child)
-    return model
+def _by_type(at: Location, usage: Usage) -> Kind | None:
+    m, p = at.module, at.parameter
+    if p.ndim < 2:
+        return Kind(_vector_role(at))
+    if _is_table(at):
+        return Kind("embedding" if p in usage.tokens else "position", transposed)
+    if view := _router_view(at):
+        return Kind("router", view)
+    if view := _linear_view(at):
+        return Kind("hidden", view)
+    if isinstance(m, _ConvNd):
+        if m.transposed:
+            return Kind("conv", deconv) if m.groups == 1 else None
+        return Kind("conv", conv if m.groups == 1 else grouped(m.groups))
+    if isinstance(m, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and p.ndim == 2:
+        return Kind("hidden", matrix)
+    return _by_shape(at)
 
 
-def places(model: nn.Module) -> Places:
-    """Every parameter once, with all the places that share it, in order of registration."""
-    found: Places = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        path, keys = [model], name.split(".") if name else []
-        for key in keys:
-            path.append(path[-1]._modules[key])  # type: ignore[arg-type]
-        for key, p in module._parameters.items():
-            if p is None:
-                continue
-            place = Place(tuple(path), (*keys, key))
-            if is_lazy(p):
-                raise ValueError(f"{place.name} has no shape yet: run the model once first")
-            found.setdefault(p, []).append(place)
-    return found
+def _by_shape(at: Location) -> Kind | None:
+    """Classify a parameter with two dimensions or more in a module of unknown type."""
+    m, shape = at.module, at.shape
+    if math.prod(shape) == max(shape):  # a class token is 1 x 1 x d
+        return Kind(_vector_role(at))
+    if len(shape) == 3 and shape[0] == 1:
+        return Kind("position", transposed)  # 1 x n x d, added to a batch of sequences
+    if len(shape) == 2 and shape[0] == _expert_count(m) and at.attribute.endswith("bias"):
+        return Kind("bias")
+    flipped = getattr(m, "is_transposed", None)  # transformers declares how experts are stored
+    if len(shape) == 3 and isinstance(flipped, bool):
+        return Kind("experts", transposed if flipped else matrix)
+    return None
 
 
-# -- by type --------------------------------------------------------------------------------------
+def _refuse_flat(at: Location) -> None:
+    layer = isinstance(at.module, nn.Linear | nn.Embedding | _ConvNd) and at.attribute == "weight"
+    if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):
+        raise ValueError(
+            f"{at.name} ({times(at.shape)}) is flattened, so its layers are unknown. Shard with "
+            "fully_shard (FSDP2), which keeps the shapes, not with FullyShardedDataParallel."
+        )
 
 
-def _types(module: str, name: str) -> tuple[type, ...]:
-    """A class of another library, for isinstance; none while nobody has imported that library."""
+def _imported(module: str, name: str) -> tuple[type, ...]:
+    """Return a class of another library for isinstance, or () if nobody has imported it."""
     found = getattr(sys.modules.get(module), name, None)
     return (found,) if isinstance(found, type) else ()
 
 
-def _linear(place: Place, shape: Shape) -> View | None:
-    """How the weight of a linear layer is stored; None if it is none.
+def _linear_view(at: Location) -> View | None:
+    """Return how the weight of a linear layer is stored, or None for any other parameter.
 
-    The layers of other libraries count by the sizes that they declare.
+    A layer of another library counts as linear if it declares in_features and out_features.
     """
-    m = place.module
-    if place.attribute != "weight":
+    m, shape = at.module, tuple(at.shape)
+    if at.attribute != "weight":
         return None
-    if isinstance(m, nn.Linear):
+    sizes = getattr(m, "out_features", None), getattr(m, "in_features", None)
+    if isinstance(m, nn.Linear) or shape == sizes:
         return matrix
-    if isinstance(m, _types("transformers.pytorch_utils", "Conv1D")):
-        return transposed
-    o, i = getattr(m, "out_features", None), getattr(m, "in_features", None)
-    if tuple(shape) == (o, i):
-        return matrix
-    return transposed if tuple(shape) == (i, o) else None
+    flipped = isinstance(m, _imported("transformers.pytorch_utils", "Conv1D"))
+    return transposed if flipped or shape == sizes[::-1] else None
 
 
-def _table(place: Place, shape: Shape) -> bool:
-    m = place.module
+def _is_table(at: Location) -> bool:
+    m = at.module
     sizes = getattr(m, "num_embeddings", None), getattr(m, "embedding_dim", None)
-    known = isinstance(m, nn.Embedding | nn.EmbeddingBag) or tuple(shape) == sizes
-    return known and place.attribute == "weight"
+    known = isinstance(m, nn.Embedding | nn.EmbeddingBag) or tuple(at.shape) == sizes
+    return known and at.attribute == "weight"
 
 
-def _kernel(m: _ConvNd) -> View | None:
-    if m.transposed:
-        return deconv if m.groups == 1 else None
-    return conv if m.groups == 1 else grouped(m.groups)
+def _is_tied(locations: list[Location]) -> bool:
+    return any(map(_is_table, locations)) and any(map(_linear_view, locations))
 
 
-def _vector(place: Place, shape: Shape) -> str:
-    m, key = place.module, place.attribute
-    if key.endswith("bias") or key.startswith("bias_"):
+def _vector_role(at: Location) -> str:
+    m = at.module
+    if at.attribute.endswith("bias") or at.attribute.startswith("bias_"):
         return "bias"
-    if math.prod(shape) == 1:
+    if math.prod(at.shape) == 1:
         return "scalar"
-    leaf = next(m.children(), None) is None and not isinstance(m, nn.PReLU)
-    # A layer of nothing but vectors scales what passes: LayerNorm, anyone's RMSNorm, LayerScale.
+    # A module that holds only vectors scales its input: LayerNorm, any RMSNorm, LayerScale.
     only_vectors = all(p is None or p.ndim < 2 for p in m._parameters.values())
-    return "norm" if leaf and only_vectors else "vector"
+    has_children = next(m.children(), None) is not None
+    return "vector" if has_children or isinstance(m, nn.PReLU) or not only_vectors else "norm"
 
 
-# The attributes of adapted layers (peft's, torchtune's): a role, and the factor beside it.
-LORA = {
-    "lora_A": ("lora_a", "lora_B"),
-    "lora_B": ("lora_b", "lora_A"),
-    "lora_a": ("lora_a", "lora_b"),
-    "lora_b": ("lora_b", "lora_a"),
-    "lora_embedding_A": ("lora_a", "lora_embedding_B"),
-    "lora_embedding_B": ("lora_b", "lora_embedding_A"),
-}
+# The two factors of an adapted layer, by attribute: peft's, torchtune's, peft's for embeddings.
+LORA = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_embedding_A", "lora_embedding_B"))
 
 
-def _lora(place: Place) -> str | None:
-    for module, key in zip(place.path, place.keys, strict=True):
-        if key in LORA and hasattr(module, LORA[key][1]):
-            return LORA[key][0]
+def _lora_role(at: Location) -> str | None:
+    for module, key in zip(at.modules, at.keys, strict=True):
+        if any(key in pair and all(hasattr(module, name) for name in pair) for pair in LORA):
+            return f"lora_{key[-1].lower()}"
     return None
 
 
-def _experts(m: nn.Module) -> int:
-    """How many experts a module holds, as 3-D stacks or as a list of modules alike; 0: none."""
+def _expert_count(m: nn.Module) -> int:
+    """Count the experts in a module: a list of similar modules, or 3-D stacks. 0 if it has none."""
     if isinstance(m, nn.ModuleList):
-        alike = len({type(e) for e in m}) == 1
-        return len(m) if alike and sum(isinstance(x, nn.Linear) for x in m[0].modules()) > 1 else 0
+        similar = len({type(e) for e in m}) == 1
+        return (
+            len(m) if similar and sum(isinstance(x, nn.Linear) for x in m[0].modules()) > 1 else 0
+        )
     if isinstance(m, _ConvNd):
         return 0
     stacks = {p.shape[0] for p in m._parameters.values() if p is not None and p.ndim == 3}
     return max(stacks) if len(stacks) == 1 and stacks != {1} else 0
 
 
-def _router(place: Place, shape: Shape) -> View | None:
-    """A matrix with an output for each of the experts beside it."""
-    m = place.module
-    if len(shape) != 2 or place.attribute.endswith("bias") or _experts(m):
+def _router_view(at: Location) -> View | None:
+    """Return the view of a matrix with one output for each expert beside it, else None."""
+    m, shape = at.module, at.shape
+    if len(shape) != 2 or at.attribute.endswith("bias") or _expert_count(m):
         return None
-    for block in place.path[-2:]:
+    for block in at.modules[-2:]:
         for bank in block.children():
-            n, listed = _experts(bank), isinstance(bank, nn.ModuleList)
-            if not n or (listed and not _repeated(place)):  # a list may be the model's own layers
+            n, listed = _expert_count(bank), isinstance(bank, nn.ModuleList)
+            if not n or (listed and not at.is_repeated):  # a list may be the model's own layers
                 continue
-            if shape[0] == n or (shape[0] == 1 and not listed):  # 1: opens a shared expert
+            if shape[0] == n or (shape[0] == 1 and not listed):  # 1: the gate of a shared expert
                 return matrix
             if shape[1] == n and not isinstance(m, nn.Linear):
                 return transposed
@@ -208,150 +204,80 @@ def _router(place: Place, shape: Shape) -> View | None:
 
 
 @dataclass
-class Uses:
+class Usage:
+    """The layers whose role depends on the whole model.
+
+    tables: the parameters of all embedding layers.
+    heads: the weights of the output layers.
+    tokens: the tables of tokens.
+    notes: a sentence for each of these that had to be inferred.
+    """
+
+    locations: Locations
+    tables: list[nn.Parameter]
     heads: set[nn.Parameter]
     tokens: set[nn.Parameter] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
-def uses(model: nn.Module, all_: Places, heads: set[nn.Parameter]) -> Uses:
-    """`heads` are those that the user names; then none is looked for."""
-    kind = _types("transformers.modeling_utils", "PreTrainedModel")
-    theirs: list[Any] = [m for m in model.modules() if isinstance(m, kind)]
-    found = Uses(heads or _declared(theirs, "get_output_embeddings", all_))
+def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter]) -> Usage:
+    """Find the heads and the token tables. Heads that the user names are the only ones."""
+    pretrained = _imported("transformers.modeling_utils", "PreTrainedModel")
+    theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
+    tables = [p for p, at in locations.items() if _is_table(at[0])]
     if not heads:
-        found.heads |= {p for p, at in all_.items() if _tied(p, at)}
-    if not found.heads:
-        _infer_head(all_, [m.base_model for m in theirs], found)
-    _find_tokens(all_, _declared(theirs, "get_input_embeddings", all_), found)
-    return found
+        tied = {p for p, at in locations.items() if _is_tied(at)}
+        heads = tied | _declared(theirs, "get_output_embeddings", locations)
+    usage = Usage(locations, tables, heads)
+    if not heads:
+        _infer_head(usage, [m.base_model for m in theirs])
+    _find_tokens(usage, _declared(theirs, "get_input_embeddings", locations))
+    return usage
 
 
-def _declared(models: list[Any], getter: str, all_: Places) -> set[nn.Parameter]:
-    """The weights of the layers that transformers models name as their input or output."""
+def _declared(models: list[Any], getter: str, locations: Locations) -> set[nn.Parameter]:
+    """Return the weights of the layers that transformers models declare as input or output."""
     found = set()
     for m in models:
         try:
             weight = getattr(getattr(m, getter)(), "weight", None)
         except NotImplementedError:  # a model without tokens
             continue
-        if weight in all_ and weight.ndim == 2:
+        if weight in locations and weight.ndim == 2:
             found.add(weight)
     return found
 
 
-def _tied(p: nn.Parameter, at: list[Place]) -> bool:
-    return any(_table(a, p.shape) for a in at) and any(_linear(a, p.shape) for a in at)
+def _infer_head(usage: Usage, bodies: list[nn.Module]) -> None:
+    """Take the last layer in order of registration, if it is linear and in no repeated block.
 
-
-def _infer_head(all_: Places, bodies: list[nn.Module], found: Uses) -> None:
-    """The last layer in order of registration, if it is linear and in no repeated block.
-
-    A linear layer of the size of the largest table comes first: it makes logits over the
-    vocabulary. (A smaller table, of positions say, may have a hidden layer's size by chance.)
+    A linear layer with the shape of the largest table takes precedence: it computes logits over the
+    vocabulary. A smaller table, for example of positions, may match a hidden layer by chance.
     """
-    found_tables = [p for p, at in all_.items() if _table(at[0], p.shape)]
-    largest = max((p.numel() for p in found_tables), default=0)
-    tables = {tuple(p.shape) for p in found_tables if p.numel() == largest}
+    largest = max((p.numel() for p in usage.tables), default=0)
+    logit_shapes = {p.shape for p in usage.tables if p.numel() == largest}
     last = logits = None
-    for p, (place, *_) in all_.items():
-        if p.ndim < 2 or _table(place, p.shape) or _lora(place):
+    for p, (at, *_) in usage.locations.items():
+        if p.ndim < 2 or _is_table(at) or _lora_role(at):
             continue
-        inner = _repeated(place) or any(body in place.path for body in bodies)
-        last = p if _linear(place, p.shape) and not inner else None
-        logits = p if last is p and tuple(p.shape) in tables else logits
-    head, why = logits, "which has the size of the largest table"
+        inner = at.is_repeated or any(body in at.modules for body in bodies)
+        last = p if _linear_view(at) and not inner else None
+        logits = p if last is p and p.shape in logit_shapes else logits
+    head, reason = logits, "which has the size of the largest table"
     if head is None:
-        head, why = last, "the last layer in order of registration"
+        head, reason = last, "the last layer in order of registration"
     if head is None:
-        found.notes.append("no head: the last layer is not linear, or part of a repeated block")
+        usage.notes.append("no head: the last layer is not linear, or part of a repeated block")
         return
-    found.heads = {head}
-    found.notes.append(f"head: {all_[head][0].name}, {why}")
+    usage.heads = {head}
+    usage.notes.append(f"head: {usage.locations[head][0].name}, {reason}")
 
 
-def _repeated(place: Place) -> bool:
-    """Inside a block of a stack, or part of a larger layer."""
-    for parent, child in zip(place.path, place.path[1:], strict=False):
-        if isinstance(parent, nn.MultiheadAttention):
-            return True
-        if child is place.module or isinstance(
-            child, nn.Sequential | nn.ModuleList | nn.ModuleDict
-        ):
-            continue
-        alike = sum(type(m) is type(child) for m in parent.children())
-        if isinstance(parent, nn.ModuleList) or alike > 1:
-            return True
-    return False
-
-
-def _find_tokens(all_: Places, declared: set[nn.Parameter], found: Uses) -> None:
-    """Tables of the size of one that a transformers model names, else of a head, else all."""
-    tables = [p for p, at in all_.items() if _table(at[0], p.shape)]
-    named = {tuple(p.shape) for p in tables if p in declared}
-    sizes = named or {tuple(p.shape) for p in found.heads}
-    found.tokens = {p for p in tables if tuple(p.shape) in sizes}
-    if found.tokens:
-        return
-    found.tokens = set(tables)
-    if len(tables) > 1:
-        names = ", ".join(all_[p][0].name for p in tables)
-        found.notes.append(f"{names}: which one holds tokens cannot be told, so all of them do")
-
-
-# -- one parameter --------------------------------------------------------------------------------
-
-
-def role(p: nn.Parameter, at: list[Place], known: Uses) -> Told | None:
-    """Role and view; None where they cannot be told."""
-    place, shape = at[0], p.shape
-    _refuse_flat(p, place)
-    if p in known.heads:
-        stored = [view for a in at if (view := _linear(a, shape))]
-        return "tied" if any(_table(a, shape) for a in at) else "head", (stored or [matrix])[0]
-    told = _by_type(p, place, known)
-    if (lora := _lora(place)) and p.ndim > 1:
-        return lora, told[1] if told else matrix
-    return told
-
-
-def _by_type(p: nn.Parameter, place: Place, known: Uses) -> Told | None:
-    m, shape = place.module, p.shape
-    if p.ndim < 2:
-        return _vector(place, shape), None
-    if _table(place, shape):
-        return "embedding" if p in known.tokens else "position", transposed
-    if view := _router(place, shape):
-        return "router", view
-    if view := _linear(place, shape):
-        return "hidden", view
-    if isinstance(m, _ConvNd):
-        view = _kernel(m)
-        return ("conv", view) if view else None
-    if isinstance(m, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and p.ndim == 2:
-        return "hidden", matrix
-    return _bare(p, place)
-
-
-def _bare(p: nn.Parameter, place: Place) -> Told | None:
-    """A parameter with two dimensions or more that no known layer holds."""
-    m, shape = place.module, p.shape
-    if p.numel() == max(shape):  # a class token is 1 x 1 x d
-        return _vector(place, shape), None
-    if p.ndim == 3 and shape[0] == 1:
-        return "position", transposed  # 1 x n x d, added to a batch of sequences
-    if p.ndim == 2 and shape[0] == _experts(m) and place.attribute.endswith("bias"):
-        return "bias", None
-    flipped = getattr(m, "is_transposed", None)  # transformers says how its experts are stored
-    if p.ndim == 3 and isinstance(flipped, bool):
-        return "experts", transposed if flipped else matrix
-    return None
-
-
-def _refuse_flat(p: nn.Parameter, place: Place) -> None:
-    layer = isinstance(place.module, nn.Linear | nn.Embedding | _ConvNd)
-    if place.attribute == "_flat_param" or (layer and place.attribute == "weight" and p.ndim < 2):
-        raise ValueError(
-            f"{place.name} ({times(p.shape)}) is flattened, so no layer can be seen in it: shard "
-            "with fully_shard (FSDP2), which keeps the shapes, not with FullyShardedDataParallel"
-        )
+def _find_tokens(usage: Usage, declared: set[nn.Parameter]) -> None:
+    """Take the tables with the shape of a declared input, else of a head, else all tables."""
+    tables = usage.tables
+    shapes = {p.shape for p in tables if p in declared} or {p.shape for p in usage.heads}
+    usage.tokens = {p for p in tables if p.shape in shapes} or set(tables)
+    if len(tables) > 1 and not any(p.shape in shapes for p in tables):
+        names = ", ".join(usage.locations[p][0].name for p in tables)
+        usage.notes.append(f"{names}: it is unclear which one holds tokens, so all of them do")

@@ -1,9 +1,9 @@
-"""A plan as text."""
+"""The table that `print(plan)` shows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -11,19 +11,18 @@ from sodaopt._errors import times
 from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
 from sodaopt.geometry.views import elements, label, matrix, whole
 
-HEAD = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
-RIGHT = (1, 6, 7, 8)  # columns of numbers
+COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
+RIGHT = (1, 6, 7, 8)  # the columns of numbers, aligned right
 
 
 def geometry_label(g: Geometry) -> str:
-    """Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
+    """Name a geometry: Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
     norm = getattr(g, "norm", None)
     if isinstance(norm, Norm):
-        name = type(norm).__name__
-        how = [] if isinstance(norm, BiasRMS) else [norm.scale.__name__]
+        options = [] if isinstance(norm, BiasRMS) else [norm.scale.__name__]
         if norm.view not in (matrix, elements, whole):
-            how.append(label(norm.view))
-        text = f"{name}({', '.join(how)})" if how else name
+            options.append(label(norm.view))
+        text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
         return text if isinstance(g, Ball) else f"{type(g).__name__} {text}"
     if isinstance(g, MultiNorm) and g.view is not matrix:
         return f"MultiNorm({label(g.view)})"
@@ -31,10 +30,11 @@ def geometry_label(g: Geometry) -> str:
 
 
 def render(title: str, rows: Sequence[Any], notes: Sequence[str], full: bool) -> str:
-    lines = [_line([row]) for row in rows] if full else [_line(like) for like in _alike(rows)]
-    widths = [max(len(line[j]) for line in (HEAD, *lines)) for j in range(len(HEAD))]
+    """Return the plan as text, with repeated layers on one line unless `full`."""
+    lines = [_line(same) for same in ([[row] for row in rows] if full else _repeated(rows))]
+    widths = [max(len(line[j]) for line in (COLUMNS, *lines)) for j in range(len(COLUMNS))]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    body = [_aligned(line, widths) for line in (HEAD, *lines)]
+    body = [_aligned(line, widths) for line in (COLUMNS, *lines)]
     return "\n".join([title, body[0], rule, *body[1:], rule, _total(rows), *notes])
 
 
@@ -45,7 +45,7 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _line(rows: Sequence[Any]) -> tuple[str, ...]:
-    """One line for parameters that differ by the numbers in their names alone."""
+    """Return the cells of parameters that differ only by the numbers in their names."""
     row = rows[0]
     return (
         _merged([r.name for r in rows]),
@@ -60,8 +60,8 @@ def _line(rows: Sequence[Any]) -> tuple[str, ...]:
     )
 
 
-def _alike(rows: Sequence[Any]) -> list[list[Any]]:
-    """Rows that show the same but for the numbers in their names, at the first one's place."""
+def _repeated(rows: Sequence[Any]) -> list[list[Any]]:
+    """Group the rows that differ only by the numbers in their names, in order of appearance."""
     found: dict[object, list[Any]] = {}
     for row in rows:
         parts = tuple("#" if k.isdigit() else k for k in row.name.split("."))
@@ -71,7 +71,7 @@ def _alike(rows: Sequence[Any]) -> list[list[Any]]:
 
 
 def _merged(names: Sequence[str]) -> str:
-    """h.0.w, h.1.w, h.2.w -> h.0-2.w"""
+    """Join names: h.0.w, h.1.w, h.2.w -> h.0-2.w"""
     columns = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(_span(list(dict.fromkeys(column))) for column in columns)
 
@@ -86,11 +86,9 @@ def _span(parts: list[str]) -> str:
     return text if len(text) <= 12 else "*"
 
 
-def _total(rows: Iterable[Any]) -> str:
-    rows = list(rows)
-    count = {r.name: math.prod(r.shape) for r in rows}
-    frozen = sum(count[r.name] for r in rows if r.method is None)
-    text = f"{len(rows)} parameters, {sum(count.values()):,} numbers"
+def _total(rows: Sequence[Any]) -> str:
+    frozen = sum(math.prod(r.shape) for r in rows if r.method is None)
+    text = f"{len(rows)} parameters, {sum(math.prod(r.shape) for r in rows):,} numbers"
     text += f" ({frozen:,} of them frozen)" if frozen else ""
     return f"{text}, {size(sum(r.state_bytes for r in rows))} of state"
 
@@ -100,7 +98,7 @@ def _number(x: Any) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes as people write them; nothing for none."""
+    """Write a number of bytes with its unit: 1500 -> '1.5 kB', 0 -> ''."""
     if n < 1000:
         return f"{n:.0f} B" if n else ""
     power = 1 + (n >= 999.5e3) + (n >= 999.5e6) + (n >= 999.5e9)

@@ -1,0 +1,92 @@
+"""Where each parameter of a model is: the modules from the model down to the one that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+# Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
+WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass(frozen=True, eq=False)
+class Location:
+    """One module that holds a parameter.
+
+    modules: the modules from the model down to the one that holds the parameter.
+    keys: the attribute of each of these modules that leads down. The last one is the parameter's.
+    """
+
+    parameter: nn.Parameter
+    modules: tuple[nn.Module, ...]
+    keys: tuple[str, ...]
+
+    @property
+    def module(self) -> nn.Module:
+        return self.modules[-1]
+
+    @property
+    def attribute(self) -> str:
+        return self.keys[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in named_parameters(), without the keys of wrappers."""
+        pairs = zip(self.modules, self.keys, strict=True)
+        return ".".join(key for module, key in pairs if not _is_wrapper(module, key))
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the layer is inside one of several similar blocks, or part of a larger layer."""
+        for parent, child in zip(self.modules, self.modules[1:], strict=False):
+            if isinstance(parent, nn.MultiheadAttention):
+                return True
+            if child is self.module or isinstance(child, CONTAINERS):
+                continue
+            similar = sum(type(m) is type(child) for m in parent.children())
+            if isinstance(parent, nn.ModuleList) or similar > 1:
+                return True
+        return False
+
+
+Locations: TypeAlias = dict[nn.Parameter, list[Location]]
+
+
+def locate(model: nn.Module) -> Locations:
+    """Map each parameter, in order of registration, to every module that holds it."""
+    found: Locations = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules, keys = [model], name.split(".") if name else []
+        for key in keys:
+            modules.append(modules[-1]._modules[key])  # type: ignore[arg-type]
+        for key, p in module._parameters.items():
+            if p is None:
+                continue
+            location = Location(p, tuple(modules), (*keys, key))
+            if is_lazy(p):
+                raise ValueError(f"{location.name} has no shape yet. Run the model once first.")
+            found.setdefault(p, []).append(location)
+    return found
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside torch's wrappers."""
+    for key, child in model._modules.items():
+        if child is not None and _is_wrapper(model, key):
+            return unwrapped(child)
+    return model
+
+
+def _is_wrapper(module: nn.Module, key: str) -> bool:
+    parallel = isinstance(module, nn.DataParallel | DistributedDataParallel)
+    return key in WRAPPER_KEYS or (parallel and key == "module")

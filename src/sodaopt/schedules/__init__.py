@@ -1,0 +1,25 @@
+"""Coefficients: a number, or a function of the step k = 0, 1, 2, ... and the learning rate lr.
+
+Every function here is branch-free arithmetic, so k and lr may be Python numbers or 0-D tensors.
+Schedules with parameters are frozen dataclasses: they print, compare, copy and pickle. Their names
+are in lower case because they are used as functions: `schedules.debias(0.9)`.
+
+A schedule that depends on the past, such as a running sum, declares a memory: `start()` names its
+numbers, `advance()` moves them by one step, and the optimizer keeps them in its state.
+"""
+# ruff: isort: skip_file
+
+from sodaopt.schedules.coefficients import (
+    NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, at_lr, check_memory, debias,
+    fade, first, grow, linear, log_time, lr, mean, over, start, times, triangular, uniform, value,
+)  # fmt: skip
+from sodaopt.schedules.history import (
+    heavy_alpha, heavy_alpha_bar, heavy_gamma, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
+)  # fmt: skip
+
+__all__ = [
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after", "at_lr",
+    "check_memory", "debias", "fade", "first", "grow", "heavy_alpha", "heavy_alpha_bar",
+    "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean", "nadam_alpha_bar",
+    "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value", "weights",
+]  # fmt: skip

@@ -1,0 +1,183 @@
+"""Coefficients that depend on the history of the run, and so have a memory.
+
+`start` names the numbers that a coefficient remembers, and `advance` updates them once a step. The
+optimizer keeps them in its state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sodaopt.schedules.coefficients import NO_PAST, Number, Past, Schedule, maximum, minimum
+
+
+@dataclass(frozen=True)
+class _Weighted(Schedule):
+    """Weights a_k > 0 with their running sum A_k = a_0 + ... + a_k."""
+
+    a: Callable[[Number], Number]
+
+    def start(self) -> dict[str, float]:
+        return {"A": 0.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"A": past["A"] + self.a(k)}
+
+
+class _Now(_Weighted):
+    """a_k / A_k."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return self.a(k) / past["A"]
+
+
+class _Next(_Weighted):
+    """a_{k+1} / A_{k+1}."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return self.a(k + 1) / (past["A"] + self.a(k + 1))
+
+
+class _Total(_Weighted):
+    """lr A_{k+1}, which is lr A_k / (1 - a_{k+1}/A_{k+1})."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return lr * (past["A"] + self.a(k + 1))
+
+
+@dataclass(frozen=True)
+class weights:
+    """The paper's coefficients for any weights a: k -> a_k > 0.
+
+    now: a_k/A_k, for alpha.
+    next: a_{k+1}/A_{k+1}, for alpha_bar and lam.
+    total: lr A_{k+1}, for gamma.
+    """
+
+    a: Callable[[Number], Number]
+
+    @property
+    def now(self) -> Schedule:
+        return _Now(self.a)
+
+    @property
+    def next(self) -> Schedule:
+        return _Next(self.a)
+
+    @property
+    def total(self) -> Schedule:
+        return _Total(self.a)
+
+
+@dataclass(frozen=True)
+class lr_weighted(Schedule):
+    """w_k / (w_0 + ... + w_k), w = (k+1)^r (largest lr so far)^power: Schedule-Free's averaging.
+
+    For a constant or falling lr and r = 0 this is exactly 1/(k+1).
+    """
+
+    r: float = 0.0
+    power: float = 2.0
+
+    def start(self) -> dict[str, float]:
+        return {"lr_max": 0.0, "weight_sum": 0.0}
+
+    def _weight(self, k: Number, lr_max: Number) -> Number:
+        return (k + 1) ** self.r * lr_max**self.power
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        lr_max = maximum(past["lr_max"], lr)
+        return {"lr_max": lr_max, "weight_sum": past["weight_sum"] + self._weight(k, lr_max)}
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        # A warmup that starts at lr = 0 has no weight yet. The average is then 0, not 0/0.
+        total = past["weight_sum"]
+        return self._weight(k, past["lr_max"]) / (total + (total == 0))
+
+
+@dataclass(frozen=True)
+class _NadamMomentum(Schedule):
+    """mu_t = b (1 - 0.96^(t psi)/2) with t = k+1, and P_t = mu_1 ... mu_t."""
+
+    b: float
+    psi: float
+
+    def mu(self, t: Number) -> Number:
+        return self.b * (1 - 0.5 * 0.96 ** (t * self.psi))
+
+    def start(self) -> dict[str, float]:
+        return {"mu_product": 1.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"mu_product": past["mu_product"] * self.mu(k + 1)}
+
+    def weights_of_g_and_m(self, k: Number, past: Past) -> tuple[Number, Number]:
+        """Return c_g and c_m of the step c_g g + c_m m."""
+        P, mu, mu_next = past["mu_product"], self.mu(k + 1), self.mu(k + 2)
+        return (1 - mu) / (1 - P), mu_next / (1 - P * mu_next)
+
+
+class nadam_alpha_bar(_NadamMomentum):
+    """c_g / (c_g + c_m), torch's NAdam."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        c_g, c_m = self.weights_of_g_and_m(k, past)
+        return c_g / (c_g + c_m)
+
+
+class nadam_gamma(_NadamMomentum):
+    """lr (c_g + c_m), torch's NAdam."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        c_g, c_m = self.weights_of_g_and_m(k, past)
+        return lr * (c_g + c_m)
+
+
+@dataclass(frozen=True)
+class _HeavyBall(Schedule):
+    """N_k = b_k N_{k-1} + 1, the mass of the heavy-ball sum M <- b_k M + g, so that m = M / N_k.
+
+    b_k rises from b_start to b over `warmup` steps, with a half-life ln 2 / -ln b_k that rises
+    linearly.
+    """
+
+    b: float
+    a: float
+    warmup: int = 0
+    b_start: float = 0.9
+
+    def beta(self, k: Number) -> Number:
+        if not self.warmup:
+            return self.b
+        t = minimum((k + 1) / self.warmup, 1.0)
+        low, high = (math.log(0.5) / math.log(b) for b in (self.b_start, self.b))  # half-lives
+        return 0.5 ** (1 / (low + (high - low) * t))
+
+    def start(self) -> dict[str, float]:
+        return {"mass": 0.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"mass": past["mass"] * self.beta(k) + 1}
+
+
+class heavy_alpha(_HeavyBall):
+    """1 / N_k."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return 1 / past["mass"]
+
+
+class heavy_alpha_bar(_HeavyBall):
+    """a / (N_k + a)."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return self.a / (past["mass"] + self.a)
+
+
+class heavy_gamma(_HeavyBall):
+    """lr (N_k + a)."""
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return lr * (past["mass"] + self.a)
