@@ -9,15 +9,18 @@ PYTHON ?= python3
 # since some tests start many processes.
 JOBS ?= 2
 ARGS ?=
+CHECKED := tests/core/test_optimizer.py tests/core/test_zoo.py tests/core/test_schedules.py tests/core/test_rounding.py \
+  tests/geometry/test_polar.py tests/wrappers/test_averages.py tests/test_errors.py tests/test_fixtures.py tests/theory
 
 PY := .venv/bin/python
 STAMP := .venv/ok
 
-.PHONY: help setup demo test lint format types parity layers bases results clean
+.PHONY: help setup demo check test lint format types parity layers bases results clean
 
 help:
 	@echo 'make demo     train four optimizers on a small GPT and compare them'
-	@echo 'make test     run the tests'
+	@echo 'make check    a subset of the tests for the daily loop, in under a minute'
+	@echo 'make test     run all tests'
 	@echo 'make lint     check format and style'
 	@echo 'make format   repair format and style'
 	@echo 'make types    check types'
@@ -35,7 +38,7 @@ setup: $(STAMP)
 # .venv/partial marks an environment begun here and not finished: that one is made anew. Any
 # other .venv, also one made by hand, is kept and only brought up to date.
 # uv does not read pip's settings, so the two that change where packages come from are passed on.
-$(STAMP): pyproject.toml constraints.txt hatch_build.py src/sodaopt/native.c
+$(STAMP): pyproject.toml constraints.txt
 	@command -v '$(PYTHON)' >/dev/null || { \
 	  echo '$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
 	@'$(PYTHON)' -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
@@ -59,9 +62,13 @@ demo: $(STAMP)
 test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
+check: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) -m 'not slow' $(CHECKED) $(ARGS)
+
 lint: $(STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
+	.venv/bin/lint-imports --no-logo
 
 format: $(STAMP)
 	$(PY) -m ruff check --fix .
@@ -87,5 +94,5 @@ results: $(STAMP)
 
 # Results under runs/ stay.
 clean:
-	rm -rf src/sodaopt/libnative.so .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -1,9 +1,7 @@
 """The wheel as a user gets it: what is in it, what it needs, and that the README's code runs."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import venv
@@ -17,7 +15,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
 
 ROOT = Path(__file__).resolve().parents[1]
 

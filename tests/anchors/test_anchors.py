@@ -21,9 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sodaopt import SODA, SODAWrapper, anchors, init, memory, param_groups, zoo
-from sodaopt.anchors import distributions, philox
+from sodaopt.anchors import distributions, philox, value
 from sodaopt.anchors import pull as pulling
-from sodaopt.anchors import value
 from sodaopt.anchors.distributions import Seeded
 from sodaopt.anchors.init import Init, Seeds, Spec, seeded_
 from tests.core.test_checkpoint import DCP
@@ -523,7 +522,9 @@ def test_a_parameter_that_is_not_what_its_seed_says(change: Any) -> None:
     net, seeds = model()
     opt = SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=seeds)
     change(net)
-    with pytest.raises(ValueError, match=r"[13]\.(weight|bias) .* does not hold the weights of its seed"):
+    with pytest.raises(
+        ValueError, match=r"[13]\.(weight|bias) .* does not hold the weights of its seed"
+    ):
         train(net, opt, range(1))
 
 
@@ -531,7 +532,9 @@ def test_a_resized_or_unknown_parameter() -> None:
     net, seeds = model()
     net[0] = nn.Embedding(20, 8)
     opt = SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=seeds)
-    with pytest.raises(ValueError, match=r"0.weight \(20x8\) does not hold the weights of its seed"):
+    with pytest.raises(
+        ValueError, match=r"0.weight \(20x8\) does not hold the weights of its seed"
+    ):
         train(net, opt, range(1))
     lone = nn.Linear(2, 2)
     opt = SODAWrapper(AdamW(lone.parameters(), weight_decay=0), anchor=seeds)

@@ -13,13 +13,11 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, SODAWrapper, anchors, init, rounding, zoo
-from sodaopt import backends
+from sodaopt import SODA, Method, SODAWrapper, anchors, backends, init, rounding, zoo
 from sodaopt.anchors import pull as pulling
 from sodaopt.anchors.distributions import Seeded
 from sodaopt.core import optimizer
-from sodaopt.geometry import Ball, Spectral, transposed
-from sodaopt.geometry import polar
+from sodaopt.geometry import Ball, Spectral, polar, transposed
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train

@@ -126,6 +126,8 @@ class Seeded(NamedTuple):
         for i in range(0, stop, step):
             at = slice(i, min(i + step, stop))
             n = sharded.numbers(self.p, at.start, at.stop)
-            is_range = isinstance(n, range)
-            z0 = self.spec.values(n.start, n.stop, device) if is_range else self.spec.values_at(n)
+            if isinstance(n, range):
+                z0 = self.spec.values(n.start, n.stop, device)
+            else:
+                z0 = self.spec.values_at(n)
             yield at, z0.to(self.p.dtype)

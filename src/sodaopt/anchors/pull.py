@@ -34,7 +34,7 @@ class Pull(NamedTuple):
     run: Callable[[Pairs, float], None]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place."""
     work: dict[int, Pairs] = {}
@@ -168,7 +168,7 @@ def _buckets(pairs: Pairs, size: int) -> Iterator[Pairs]:
     for x, z0 in pairs:
         elements = size // z0.element_size()
         if x.numel() > elements and x.is_contiguous() and z0.is_contiguous():
-            pieces = list(zip(x.view(-1).split(elements), z0.view(-1).split(elements), strict=True))
+            pieces = list(zip(*(torch.split(t.view(-1), elements) for t in (x, z0)), strict=True))
         else:
             pieces = [(x, z0)]
         for piece in pieces:

@@ -25,9 +25,11 @@ def is_fusable(p: Tensor, state: dict[str, Any], method: Method, z0: Source | No
     """Whether the kernel of the method can read the parameter, its gradient, state and z0."""
     if method.geometry.kernel is None or not method.fused:
         return False
+    if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
+        return False
     grad: Any = p.grad
     if sharded.is_sharded(p):
-        if method.geometry.kernel == "polar" or grad.placements != p.placements:
+        if method.geometry.kernel == "polar" or not sharded.is_placed_like(grad, p):
             return False
         p, grad = sharded.local(p), sharded.local(grad)
     tensors = [p, grad, *(sharded.local(state[name]) for name in ("m", "v") if name in state)]
@@ -36,9 +38,8 @@ def is_fusable(p: Tensor, state: dict[str, Any], method: Method, z0: Source | No
     elif not isinstance(z0, float | None):
         return False
     alike = all(t.shape == p.shape and t.device == p.device for t in tensors)
-    narrow = p.dtype in rounding.HALVES and rounding.first_element(p) is None
     fp32 = all(state[n].dtype == torch.float32 for n in ("m", "v") if n in state)
-    return alike and fp32 and not narrow and all(map(backends.readable, tensors))
+    return alike and fp32 and all(map(backends.readable, tensors))
 
 
 def wants_elementwise(b: Bucket) -> bool:

@@ -100,7 +100,7 @@ class SODA(Optimizer):
         self._step()
         return loss
 
-    @torch.compiler.disable  # k is read on the host: a traced step would freeze it
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
         for bucket in self._buckets():
             # inside an autocast region the matrix products would run in 16 bits

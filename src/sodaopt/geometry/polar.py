@@ -24,7 +24,7 @@ class Polar(Protocol):
 
 def raw(polar: Polar, X: Tensor) -> Tensor:
     """The polar factors in the dtype that the backend computes them in: no pass for a cast."""
-    return getattr(polar, "raw", polar)(X)  # type: ignore[no-any-return]
+    return getattr(polar, "raw", polar)(X)
 
 
 @dataclass(frozen=True)

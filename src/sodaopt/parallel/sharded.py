@@ -1,8 +1,9 @@
-"""DTensor: the only file that knows it.
+"""DTensors: the only file that knows them.
 
-The template works on each rank's local shard, which is exact for elementwise maps. A map that
-needs the whole matrix (a polar factor, a norm) gets it gathered, on every rank, and gives its
-shard back: a Newton-Schulz iteration on a shard alone would be silently wrong.
+The template works on each rank's shard, which is exact for elementwise maps. A map that needs the
+whole matrix (a polar factor, a norm) runs on the gathered tensor, on every rank, and each rank
+keeps its shard of the result. A Newton-Schulz iteration on a shard alone would be wrong without
+any sign of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 
 def _dtensor() -> Any:
-    """The class, or None while nobody has imported it (then no DTensor can exist)."""
+    """The class, or None if nobody has imported it: then no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
 
@@ -26,27 +27,32 @@ PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_sharded(t: Tensor) -> bool:
-    if type(t) in PLAIN:  # nearly always, and asked several times a parameter and step
+    if type(t) in PLAIN:  # nearly always, and asked several times for each parameter and step
         return False
     cls = _dtensor()
     return cls is not None and isinstance(t, cls)
 
 
 def local(t: Any) -> Tensor:
-    """This rank's part, sharing memory with t."""
+    """This rank's shard, which shares memory with t."""
     part: Tensor = t.to_local() if is_sharded(t) else t
     return part
 
 
+def is_placed_like(t: Any, p: Any) -> bool:
+    """Whether t (a gradient) has the placements of the DTensor p."""
+    return is_sharded(t) and t.placements == p.placements
+
+
 def local_like(t: Any, p: Any) -> Tensor:
-    """This rank's part of t (a gradient), laid out as the parameter p is."""
+    """This rank's shard of t (a gradient), placed like the parameter p."""
     if is_sharded(t) and t.placements != p.placements:
         t = t.redistribute(p.device_mesh, p.placements)
     return local(t)
 
 
 def exchange(a: Tensor, b: Tensor) -> None:
-    """Two tensors of one dtype trade their values, bit by bit."""
+    """Exchange the values of two tensors of one dtype, bit by bit."""
     a, b = local(a), local(b)
     held = a.clone()
     a.copy_(b)
@@ -54,7 +60,7 @@ def exchange(a: Tensor, b: Tensor) -> None:
 
 
 def like(t: Tensor, p: Any) -> Tensor:
-    """The tensor of which t is this rank's part, laid out as p is."""
+    """The DTensor whose shard on this rank is t, placed like p; t itself if p is plain."""
     if not is_sharded(p):
         return t
     shape, stride = p.shape, p.stride()
@@ -63,7 +69,11 @@ def like(t: Tensor, p: Any) -> Tensor:
 
 
 def refill(t: Any, part: Tensor) -> None:
-    """Let t have this memory for this rank's part."""
+    """Replace the memory of this rank's shard of t.
+
+    torch has no public way to do it for a DTensor. If `_local_tensor` goes, make a new DTensor with
+    `from_local`, and the copies in wrappers/low_precision.py become new objects at each step.
+    """
     if is_sharded(t):
         t._local_tensor = part
     else:
@@ -71,13 +81,13 @@ def refill(t: Any, part: Tensor) -> None:
 
 
 def gather(t: Tensor, p: Any) -> Tensor:
-    """The whole tensor of which t is this rank's part, laid out as p is."""
+    """The whole tensor, gathered from its shards t, which are placed like p."""
     whole: Any = like(t, p)
     return whole.full_tensor() if is_sharded(p) else t
 
 
 def scatter(t: Tensor, p: Any) -> Tensor:
-    """This rank's part of a whole tensor that every rank has."""
+    """This rank's shard of a whole tensor that every rank has."""
     if not is_sharded(p):
         return t
     from torch.distributed.tensor import distribute_tensor
@@ -86,7 +96,7 @@ def scatter(t: Tensor, p: Any) -> Tensor:
 
 
 def part(t: Tensor, p: Any) -> Tensor:
-    """This rank's part of a whole tensor that may be on another device: a view where it can be."""
+    """This rank's shard of a whole tensor on any device, as a view if possible."""
     if is_sharded(p):
         for d, axis in enumerate(_axes(tuple(p.shape), p.device_mesh, tuple(p.placements))):
             if isinstance(axis, range):
@@ -97,7 +107,7 @@ def part(t: Tensor, p: Any) -> Tensor:
 
 
 def pinned(t: Any) -> Tensor:
-    """A host tensor in memory from which the device can fetch by itself."""
+    """A host tensor in pinned memory, from which the device can copy by itself."""
     if not is_sharded(t):
         return t.pin_memory()  # type: ignore[no-any-return]
     t._local_tensor = t._local_tensor.pin_memory()
@@ -105,7 +115,7 @@ def pinned(t: Any) -> Tensor:
 
 
 def constant(t: Any) -> Tensor | None:
-    """The one value that all elements have, on every rank; None where they differ."""
+    """The one value that all elements have on every rank, or None if they differ."""
     mine = local(t.detach())
     if not is_sharded(t):
         first = mine.reshape(-1)[0]
@@ -123,9 +133,10 @@ def constant(t: Any) -> Tensor | None:
 
 
 def element_numbers(p: Any) -> Tensor | None:
-    """The positions of this rank's elements in the whole parameter; None where it has them all.
+    """The indices of this rank's elements in the whole parameter, or None if it has them all.
 
-    One dimension at a time: numbering the whole parameter would take more than p on every rank.
+    They are computed from one index a dimension: numbering the whole parameter would take more
+    memory than p on every rank.
     """
     if not is_sharded(p):
         return None
@@ -138,8 +149,7 @@ def element_numbers(p: Any) -> Tensor | None:
 
 
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
-    """As element_numbers, of this rank's elements begin..stop-1 in their order; a range where they
-    follow one another, as FSDP's do."""
+    """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
     if not is_sharded(p):
         return range(begin, stop)
     axes = _axes(tuple(p.shape), p.device_mesh, tuple(p.placements))
@@ -160,7 +170,7 @@ def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
 
 @lru_cache(maxsize=4096)
 def _axes(shape: tuple[int, ...], mesh: Any, placements: Any) -> tuple[range | Tensor, ...]:
-    """For each dimension the positions that this rank has; a range where they are one."""
+    """For each dimension the positions that this rank has, as a range if they are contiguous."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     axes: list[range | Tensor] = []

@@ -33,7 +33,7 @@ class Fp32Step:
         self.copies: Any = WeakTensorKeyDictionary()
         self.trusted = False  # the base was seen to move the copy
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, params: list[Tensor], points: list[Tensor]) -> None:
         """Step the base with an fp32 copy at each point instead of the parameter.
 
@@ -118,7 +118,7 @@ def fp32_copies(tensors: list[Tensor]) -> list[Tensor]:
     if len(block) < 2 or len({t.device for t in block}) > 1 or torch.compiler.is_compiling():
         return [t.float() for t in tensors]
     memory = torch.empty(sum(t.numel() for t in block), dtype=torch.float32, device=block[0].device)
-    pieces = memory.split([t.numel() for t in block])
+    pieces = torch.split(memory, [t.numel() for t in block])
     copies = [piece.view(t.shape) for piece, t in zip(pieces, block, strict=True)]
     torch._foreach_copy_(copies, block)
     in_block = iter(copies)

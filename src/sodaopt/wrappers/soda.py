@@ -184,7 +184,7 @@ class SODAWrapper(Wrapper):
             kept |= pull.captured if ready else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
 
-    @torch.compiler.disable  # it happens once, and reads values
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it happens once, and reads values
     def _capture(
         self, group: Group, kept: dict[Tensor, Any], new: list[Tensor], pull: _Pull
     ) -> None:
