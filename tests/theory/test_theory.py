@@ -190,6 +190,16 @@ def test_dual_norms_and_what_a_norm_makes_of_maps_and_noise(space):
     assert float((space.dual(normal(3, 4000, 4, 1)) ** 2).mean()) <= space.gaussian((4, 1)) * 1.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_fixed_metric_may_be_symmetric_up_to_rounding(dtype):
+    H = metric(0, 64).to(dtype)
+    asymmetric = H.clone()
+    asymmetric[0, 1] += 32 * torch.finfo(dtype).eps * float(H.abs().max())
+    kept = FixedMetric(asymmetric).H
+    assert torch.equal(kept, kept.mT)
+    assert torch.allclose(kept, H, atol=32 * torch.finfo(dtype).eps * float(H.abs().max()))
+
+
 def test_smoothing_a_sign_ball_is_a_projection_and_not_a_clip():
     m = torch.tensor([[3.0], [0.2]], dtype=torch.float64)[None]
     u = mirror(Smoothed(Ball(Sign(unit))), m, 1.0)
@@ -469,6 +479,9 @@ NOISY = replace(CENTRED, L=1.0, sample=lambda x, generator: x)
         (lambda: PNorm(1.0), "1 < p <= 2"),
         (lambda: PNorm(2.5), "1 < p <= 2"),
         (lambda: FixedMetric(-torch.eye(2)), "positive definite"),
+        (lambda: FixedMetric(torch.full((2, 2), math.nan)), "symmetric"),
+        (lambda: FixedMetric(torch.tensor([[2.0, 0.5], [0.4, 2.0]])), "symmetric.*0.1"),
+        (lambda: FixedMetric(torch.ones(2, 3)), "square matrix, got 2x3"),
         (lambda: Smoothed(Ball(Sign()), 0.0), "tau must be positive"),
         (lambda: constants(problems.hard_quadratic(), clip(0.5), "L"), "outside the ball"),
         (lambda: problems.hard_quadratic().at(torch.zeros(2, 1)), "z0 is 2x1"),

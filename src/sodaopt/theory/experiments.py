@@ -144,8 +144,7 @@ def quadratic_metric(f: Problem) -> Geometry:
     eye = torch.eye(f.shape[0], dtype=torch.float64)[..., None]
     Q = (f.grad(eye) - f.grad(0 * eye))[..., 0]
     w, V = torch.linalg.eigh((Q + Q.mT) / 2)
-    H = (V * w.clamp(min=0).sqrt()) @ V.mT
-    return FixedMetric((H + H.mT) / 2)
+    return FixedMetric((V * w.clamp(min=0).sqrt()) @ V.mT)
 
 
 def near_l1(f: Problem) -> Geometry:

@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sodaopt._errors import times
 from sodaopt.geometry import Ball, Clip, Context, Geometry, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.scales import unit
@@ -40,18 +41,35 @@ class Regulariser:
 
 @dataclass(frozen=True, eq=False)
 class FixedMetric(Geometry):
-    """h = 1/2 <u, H u>: u = -gamma H^-1 m_bar for one positive definite H."""
+    """h = 1/2 <u, H u>: u = -gamma H^-1 m_bar for one positive definite H.
+
+    H: a d x d matrix, symmetric up to 16 d eps max|H| with the eps of its dtype. A product such as
+    A A^T is symmetric only up to rounding on some CPUs. The geometry keeps (H + H^T)/2.
+    """
 
     H: Tensor
 
     def __post_init__(self) -> None:
-        if torch.linalg.cholesky_ex(self.H).info != 0 or not self.H.equal(self.H.mT):
-            raise ValueError("a fixed metric needs a symmetric positive definite H")
+        if self.H.dim() != 2 or self.H.shape[0] != self.H.shape[1]:
+            raise ValueError(f"H must be a square matrix, got {times(self.H.shape)}")
+        error, largest = float((self.H - self.H.mT).abs().max()), float(self.H.abs().max())
+        if not error <= 16 * len(self.H) * torch.finfo(self.H.dtype).eps * largest:
+            raise ValueError(
+                f"H must be symmetric, but H and H^T differ by up to {error:.2g}. "
+                "Pass (H + H.mT) / 2 if that is the metric you want."
+            )
+        object.__setattr__(self, "H", (self.H + self.H.mT) / 2)
+        if torch.linalg.cholesky_ex(self.H).info != 0:
+            raise ValueError(
+                "H must be positive definite, but it has an eigenvalue that is zero or negative. "
+                "Add a multiple of the identity."
+            )
 
     def check(self, shape: Shape) -> None:
         if len(shape) < 2 or shape[-2] != len(self.H):
+            d = len(self.H)
             raise ValueError(
-                f"H is {len(self.H)} x {len(self.H)}: the variable must be (..., o, i)"
+                f"H is {d}x{d}, so the parameter must be (..., {d}, i), got {times(shape)}"
             )
 
     @cached_property
