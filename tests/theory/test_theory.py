@@ -28,7 +28,7 @@ from sodaopt.geometry import (
 )
 from sodaopt.geometry.polar import EXACT
 from sodaopt.theory import bounds, checks, compare, lemmas, models, problems, rates, remarks, runs
-from sodaopt.theory.bounds import Constants, constants, linear, uniform
+from sodaopt.theory.bounds import Constants, constants, equal_weights, linear_weights
 from sodaopt.theory.experiments import CASES, measure, near_l1
 from sodaopt.theory.mutants import MUTANTS, examine
 from sodaopt.theory.problems import Problem, measured_noise
@@ -126,7 +126,10 @@ def test_e3_holds_for_any_weights_gradients_and_x(history, seed):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    SEEDS, st.integers(1, 12), st.sampled_from([uniform, linear]), st.sampled_from(lemmas.LAM_BARS)
+    SEEDS,
+    st.integers(1, 12),
+    st.sampled_from([equal_weights, linear_weights]),
+    st.sampled_from(lemmas.LAM_BARS),
 )
 def test_all_three_hold_for_the_closed_forms_of_the_zoo(seed, n, a, lam_bar):
     g, z0 = normal(seed, n, 1, *SHAPE), normal(seed + 1, *SHAPE)
@@ -161,7 +164,7 @@ def test_without_strong_convexity_the_regret_bound_fails():
     h = replace(
         regulariser(zoo.GD), space=Infinity(), gap=lambda u: u.abs().amax((-2, -1)) ** 2 / 2
     )
-    t = runs.trace(zoo.oda(sharp), 1.0, 200, z0, oracle, uniform)
+    t = runs.trace(zoo.oda(sharp), 1.0, 200, z0, oracle, equal_weights)
     assert checks.e1(t).holds
     assert checks.regret(t, h, z0).measured > 1.5
 
@@ -344,7 +347,7 @@ def test_n_counts_gradients():
 def test_the_running_regret_of_long_runs_is_that_of_a_trace(geometry):
     f, h = problems.hard_quadratic().noisy(1.0), regulariser(geometry)
     rule = rates.smooth(20, constants(f, geometry, "L"), geometry, share=0.1)
-    gap, share = runs.metered(f, rule, [20], h, replicas=3)
+    gap, share = runs.gaps_and_regret(f, rule, [20], h, replicas=3)
     t = runs.trace(rule.method, rule.eta, 20, f.z0, f.oracle(), rule.a, replicas=3)
     assert share == pytest.approx(checks.regret(t, h, f.x_star).measured, rel=1e-9)
     assert torch.allclose(gap[20], f.gap(t.x[-1]), rtol=1e-12)
@@ -486,7 +489,7 @@ NOISY = replace(CENTRED, L=1.0, sample=lambda x, generator: x)
         (lambda: constants(problems.hard_quadratic(), clip(0.5), "L"), "outside the ball"),
         (lambda: problems.hard_quadratic().at(torch.zeros(2, 1)), "z0 is 2x1"),
         (lambda: models.logistic("iriss"), "no data set 'iriss'"),
-        (lambda: runs.trace(zoo.sgd(), 0.1, 2, torch.zeros(2, 1), lambda k, y: y, uniform),
+        (lambda: runs.trace(zoo.sgd(), 0.1, 2, torch.zeros(2, 1), lambda k, y: y, equal_weights),
          "no fixed centre"),
         (lambda: list(runs.walk(zoo.moda(Clip(Euclidean())), 0.1, 2, torch.zeros(2, 1),
                                 lambda k, y: y, replicas=3)), "3 replicas as one"),
@@ -512,7 +515,7 @@ def test_a_missing_scikit_learn_is_named(monkeypatch):
 def test_a_nan_never_holds():
     f = problems.hard_quadratic()
     rule = replace(rates.smooth(3, constants(f, zoo.GD, "L")), eta=1e200)
-    _, share = runs.metered(f, rule, [3], regulariser(zoo.GD))
+    _, share = runs.gaps_and_regret(f, rule, [3], regulariser(zoo.GD))
     assert share > 1
     assert not checks.Check("x", math.nan, 1.0).holds
 
@@ -531,5 +534,5 @@ rates.smooth(10, Constants(R=1.0, L=1.0))
 
 
 def test_bounds_with_general_weights_agree_with_the_closed_sums():
-    assert bounds.sums(9, uniform) == (9, 9)
-    assert bounds.sums(9, linear) == (45, 285)
+    assert bounds.sums(9, equal_weights) == (9, 9)
+    assert bounds.sums(9, linear_weights) == (45, 285)

@@ -12,7 +12,7 @@ import pytest
 from sodaopt import cli
 from sodaopt.theory import command, figures, report, study
 from sodaopt.theory.checks import Check
-from sodaopt.theory.experiments import CASES, Curve, Row
+from sodaopt.theory.experiments import CASES, Curve, Measurement
 from sodaopt.theory.remarks import Anchor
 
 Console = pytest.importorskip("rich.console").Console
@@ -45,7 +45,7 @@ def test_two_processes_give_the_same_numbers_as_one():
 
 
 def test_a_violated_bound_is_an_exit_code(tmp_path, monkeypatch):
-    bad = Row("x", "smooth", "mine", "here", 9, 1.0, 2.0, None, "", False)
+    bad = Measurement("x", "smooth", "mine", "here", 9, 1.0, 2.0, None, "", False)
     monkeypatch.setattr(study, "run", lambda only, jobs: iter([("done", study.Study(rows=[bad]))]))
     assert cli.main(["theory", "--jobs", "1", "--out", str(tmp_path)]) == 1
 
@@ -102,10 +102,10 @@ def test_a_missing_package_names_the_extra(monkeypatch, capsys):
 
 def test_the_table_shows_the_worst_of_each_lemma():
     rows = [
-        Row("E1", "E1", "f", "one", 9, 1.0, 0.1, None, "", True),
-        Row("E1", "E1", "g", "two", 9, 1.0, 0.4, None, "", True),
-        Row("ODA regret", "ODA regret", "f", "one", 9, 1.0, 0.3, None, "", True),
-        Row("ODA regret", "ODA regret", "f", "two", 9, 1.0, 0.2, None, "", False),
+        Measurement("E1", "E1", "f", "one", 9, 1.0, 0.1, None, "", True),
+        Measurement("E1", "E1", "g", "two", 9, 1.0, 0.4, None, "", True),
+        Measurement("ODA regret", "ODA regret", "f", "one", 9, 1.0, 0.3, None, "", True),
+        Measurement("ODA regret", "ODA regret", "f", "two", 9, 1.0, 0.2, None, "", False),
     ]
     e1, first, second = report.condensed(rows)
     assert (e1.problem, e1.measured, e1.setting) == ("g", 0.4, "all settings")
@@ -114,8 +114,8 @@ def test_the_table_shows_the_worst_of_each_lemma():
 
 @pytest.mark.parametrize("width", [60, 80, 132])
 def test_the_table_fits_the_terminal(width):
-    row = Row("noisy", "smooth", "quadratic, noisy", "lam_bar = lam/10", 1024, 0.0574, 0.0038,
-              -0.48, "-0.5 +- 0.1", True)  # fmt: skip
+    row = Measurement("noisy", "smooth", "quadratic, noisy", "lam_bar = lam/10", 1024, 0.0574,
+                      0.0038, -0.48, "-0.5 +- 0.1", True)  # fmt: skip
     console = Console(file=io.StringIO(), width=width)
     console.print(report.table([row], console.width))
     said = console.file.getvalue()
@@ -129,7 +129,7 @@ def test_the_table_fits_the_terminal(width):
 
 def test_fill_replaces_what_is_between_markers_and_nothing_else():
     anchor = Anchor([1.0], [1.0], [2.0], [3.0], [4.0])
-    row = Row("fast", "accelerated", "f", "s", 9, 2.0, 1.0, -2.09, "<= -2", True)
+    row = Measurement("fast", "accelerated", "f", "s", 9, 2.0, 1.0, -2.09, "<= -2", True)
     curve = Curve("fast", [9], [1.0], [1.0], [2.0])
     done = study.Study(rows=[row], curves={"fast": curve}, anchors={"a": anchor})
     page = "Slope <!-- begin slope.fast -->old<!-- end -->, kept."
@@ -142,8 +142,10 @@ def test_fill_replaces_what_is_between_markers_and_nothing_else():
 
 def test_the_page_is_filled_and_its_figures_are_there():
     text = PAGE.read_text(encoding="utf-8")
-    assert text.count("<!-- begin ") == text.count("<!-- end -->") == len(report.MARK.findall(text))
-    bodies = {match["key"]: match["body"] for match in report.MARK.finditer(text)}
+    assert (
+        text.count("<!-- begin ") == text.count("<!-- end -->") == len(report.MARKER.findall(text))
+    )
+    bodies = {match["key"]: match["body"] for match in report.MARKER.finditer(text)}
     assert all(body.strip() for body in bodies.values()), "run: sodaopt theory --docs docs"
     for line in text.splitlines():  # there a comment would end the paragraph
         assert not re.match(r"\s*<!-- begin (?!table|mutants|comparison)", line), line

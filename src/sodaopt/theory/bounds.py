@@ -20,12 +20,12 @@ from .runs import Trace, Weights
 from .spaces import Space, dot
 
 
-def uniform(k: Number) -> Number:
+def equal_weights(k: Number) -> Number:
     """a_k = 1."""
     return 1.0
 
 
-def linear(k: Number) -> Number:
+def linear_weights(k: Number) -> Number:
     """a_k = k + 1."""
     return k + 1.0
 
@@ -122,13 +122,13 @@ def constants(f: Problem, geometry: Geometry, *names: str) -> Constants:
     return Constants(R=R, mu=h.mu, rho=rho, sigma=sigma, g0=g0, **known)
 
 
-def bounded_gradients(eta: float, n: int, c: Constants, a: Weights = uniform) -> float:
+def bounded_gradients(eta: float, n: int, c: Constants, a: Weights = equal_weights) -> float:
     """R/(eta A) + 2 eta G^2/mu sum a_k^2/A, since ||g^k - g^{k-1}||_* <= 2 G; A = A_{n-1}."""
     A, A2 = sums(n, a)
     return c.need("R") / (eta * A) + 2 * eta * c.need("G") ** 2 / c.mu * A2 / A
 
 
-def smooth(eta: float, n: int, c: Constants, a: Weights = uniform) -> float:
+def smooth(eta: float, n: int, c: Constants, a: Weights = equal_weights) -> float:
     """R/(eta A) + eta sigma^2/(2 mu) sum a_k^2/A + eta rho/(2 mu A) a_0^2 startup."""
     A, A2 = sums(n, a)
     noise = eta * c.sigma**2 / (2 * c.mu) * A2 / A

@@ -12,7 +12,7 @@ from sodaopt import zoo
 from sodaopt.core.method import Method
 from sodaopt.schedules import Number
 
-from .bounds import linear, uniform
+from .bounds import equal_weights, linear_weights
 from .experiments import quadratic_noisy
 from .lemmas import rule_for
 from .models import least_absolute, logistic
@@ -88,7 +88,10 @@ def untuned(problem: str) -> list[Result]:
     """The theory's step size for the largest n, nothing tuned, for both weights."""
     f, n, out = PROBLEMS[problem](), NS[-1], []
     replicas = REPLICAS if f.stochastic else 1
-    for a, name in ((uniform, "SODA, a = 1, theory's lr"), (linear, "SODA, a = k+1, theory's lr")):
+    for a, name in (
+        (equal_weights, "SODA, a = 1, theory's lr"),
+        (linear_weights, "SODA, a = k+1, theory's lr"),
+    ):
         rule, _ = rule_for(f, zoo.GD, a, n)
         found = gaps(f, rule.method, rule.eta, NS, replicas=replicas)
         gap = [float(g.mean()) for g in found.values()]

@@ -15,12 +15,12 @@ from sodaopt.geometry import Ball, Geometry, Sign, Spectral, unit
 from sodaopt.geometry.polar import EXACT
 
 from . import checks, rates
-from .bounds import constants, linear
+from .bounds import constants, linear_weights
 from .models import l1_regression, least_absolute, logistic
 from .problems import Problem, box, hard_quadratic, spectral
 from .rates import Rule
 from .regularisers import FixedMetric, PNorm, Smoothed, regulariser
-from .runs import metered
+from .runs import gaps_and_regret
 
 REPLICAS = 16
 LONG = [2**j for j in range(4, 12)]  # one run for all of them, as eta does not depend on n
@@ -28,7 +28,7 @@ SHORT = LONG[:-1]  # a run for each
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One line of the table. holds: at every n, and the slope where one is promised.
 
     A rate also needs the regret bound to hold on every run.
@@ -81,12 +81,12 @@ class Case:
         )
 
 
-def measure(case: Case, replicas: int = REPLICAS) -> tuple[Row, Curve]:
+def measure(case: Case, replicas: int = REPLICAS) -> tuple[Measurement, Curve]:
     """Run the case at every n and hold it against its bound."""
     f = case.problem()
     geometry = case.geometry(f)
     rules = _rules(case, f, geometry)
-    found, share = _found(f, geometry, rules, replicas if f.stochastic else 1)
+    found, share = _gaps_and_regret(f, geometry, rules, replicas if f.stochastic else 1)
     done = [checks.corollary(found[rule.n], rule.bound) for rule in rules]
     curve = Curve(
         case.key,
@@ -98,21 +98,21 @@ def measure(case: Case, replicas: int = REPLICAS) -> tuple[Row, Curve]:
     slope = _slope(curve, case.since)
     low, high = case.slope or (-math.inf, math.inf)
     holds = (case.slope is None or low <= slope <= high) and share <= 1 + checks.ROUNDING
-    row = Row(
+    row = Measurement(
         case.key, case.result, f.name, case.setting, rules[-1].n, rules[-1].bound,
         done[-1].measured, slope, case.promised, holds and all(check.holds for check in done),
     )  # fmt: skip
     return row, curve
 
 
-def _found(
+def _gaps_and_regret(
     f: Problem, geometry: Geometry, rules: list[Rule], replicas: int
 ) -> tuple[dict[int, Tensor], float]:
     """The gaps by n, and the largest share of the regret bound; one run for rules of one eta."""
     found: dict[int, Tensor] = {}
     worst, h = 0.0, regulariser(geometry)
     for same in _by_eta(rules):
-        gaps, share = metered(f, same[0], [rule.n for rule in same], h, replicas)
+        gaps, share = gaps_and_regret(f, same[0], [rule.n for rule in same], h, replicas)
         found |= gaps
         worst = max(worst, share)
     return found, worst
@@ -179,7 +179,7 @@ def spectral_noisy() -> Problem:
 
 BOUNDED, SMOOTH, ACCELERATED = "bounded gradients", "smooth", "accelerated"
 ODA = partial(rates.bounded, lam_bar=1.0)
-UNIVERSAL = partial(rates.bounded, a=linear)
+UNIVERSAL = partial(rates.bounded, a=linear_weights)
 
 
 def _absolute(key: str, result: str, setting: str, rate: Callable[..., Rule]) -> Case:

@@ -15,12 +15,12 @@ from sodaopt.geometry import Clip, Geometry, Sharp, Sign, Spectral, unit
 from sodaopt.geometry.polar import EXACT
 
 from . import checks, rates
-from .bounds import Constants, constants, linear, uniform
+from .bounds import Constants, constants, equal_weights, linear_weights
 from .checks import Check
 from .experiments import (
     SIGN_BALL,
     SPECTRAL_BALL,
-    Row,
+    Measurement,
     box_noisy,
     near_l1,
     quadratic_metric,
@@ -77,7 +77,7 @@ def rule_for(f: Problem, geometry: Geometry, a: Weights, n: int) -> tuple[Rule, 
         c = constants(f, geometry, "G")
         return rates.bounded(n, c, geometry, a=a), c
     c = constants(f, geometry, "L")
-    rate = rates.smooth if a is uniform else rates.accelerated
+    rate = rates.smooth if a is equal_weights else rates.accelerated
     return rate(n, c, geometry), c
 
 
@@ -86,7 +86,7 @@ def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]
     f = setting.problem()
     geometry = setting.geometry(f)
     h = regulariser(geometry)
-    for a in (uniform, linear):
+    for a in (equal_weights, linear_weights):
         rule, c = rule_for(f, geometry, a, n)
         for lam_bar in LAM_BARS:
             method = with_lam_bar(rule.method, lam_bar)
@@ -105,7 +105,7 @@ def _pathwise(t: Trace, f: Problem) -> list[Check]:
     return [checks.e1(t), checks.e2(t), checks.online_to_batch(t, f)]
 
 
-def rows(setting: Setting) -> list[Row]:
+def rows(setting: Setting) -> list[Measurement]:
     """The worst of each check, as lines of the table."""
     f = setting.problem()
     worst: dict[str, Check] = {}
@@ -114,7 +114,7 @@ def rows(setting: Setting) -> list[Row]:
         if seen is None or not check.ratio <= seen.ratio:
             worst[check.name] = check
     return [
-        Row(
+        Measurement(
             name,
             name,
             f.name,

@@ -34,7 +34,7 @@ class Mutant:
     rate: Rate = rates.smooth
 
 
-def _slots(**slots: Any) -> Change:
+def _with(**slots: Any) -> Change:
     """Other coefficients."""
 
     def change(rule: Callable[[int], Rule], n: int) -> Rule:
@@ -49,26 +49,26 @@ def _steps(rule: Callable[[int], Rule], n: int) -> Rule:
     return replace(rule(n), eta=rule(n - 1).eta)
 
 
-def _five(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
+def _five_times(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
     """5 lam, at most 1."""
     return lambda k, lr: min(1.0, 5 * lam(k, lr))
 
 
 ETA_K1 = times(schedules.lr, schedules.over(1, schedules.mean))  # eta (k+1)
 ETA_K2 = times(schedules.lr, schedules.grow)  # eta (k+2)
-FAR = _slots(lam_bar=_five(schedules.uniform))
-FAR_AHEAD = _slots(lam_bar=_five(schedules.accelerated))
+FAR = _with(lam_bar=_five_times(schedules.uniform))
+FAR_AHEAD = _with(lam_bar=_five_times(schedules.accelerated))
 
 MUTANTS = [
-    Mutant("unchanged, smooth", _slots(), None),
-    Mutant("unchanged, bounded gradients", _slots(), None, rates.bounded),
-    Mutant("unchanged, accelerated", _slots(), None, rates.accelerated),
-    Mutant("alpha_bar = 0", _slots(alpha_bar=0.0), "E1"),
-    Mutant("alpha_bar one index off, 1/(k+1)", _slots(alpha_bar=schedules.mean), "E1"),
-    Mutant("gamma = eta (k+1)", _slots(gamma=ETA_K1), "E1"),
-    Mutant("gamma three times too large", _slots(gamma=times(3, ETA_K2)), "E1"),
-    Mutant("alpha = 1/(k+2)", _slots(alpha=schedules.uniform), "E1"),
-    Mutant("lambda = 1/2", _slots(lam=0.5), "E2"),
+    Mutant("unchanged, smooth", _with(), None),
+    Mutant("unchanged, bounded gradients", _with(), None, rates.bounded),
+    Mutant("unchanged, accelerated", _with(), None, rates.accelerated),
+    Mutant("alpha_bar = 0", _with(alpha_bar=0.0), "E1"),
+    Mutant("alpha_bar one index off, 1/(k+1)", _with(alpha_bar=schedules.mean), "E1"),
+    Mutant("gamma = eta (k+1)", _with(gamma=ETA_K1), "E1"),
+    Mutant("gamma three times too large", _with(gamma=times(3, ETA_K2)), "E1"),
+    Mutant("alpha = 1/(k+2)", _with(alpha=schedules.uniform), "E1"),
+    Mutant("lambda = 1/2", _with(lam=0.5), "E2"),
     Mutant("n = steps, not steps + 1", _steps, "counting", rates.bounded),
     Mutant("lambda_bar = 5 lambda, smooth", FAR, None),
     Mutant("lambda_bar = 5 lambda, accelerated", FAR_AHEAD, "corollary", rates.accelerated),

@@ -19,7 +19,7 @@ from sodaopt.geometry import Geometry
 from sodaopt.schedules import Coef
 
 from . import bounds
-from .bounds import Constants, linear, uniform
+from .bounds import Constants, equal_weights, linear_weights
 from .regularisers import regulariser
 from .runs import Weights
 
@@ -40,15 +40,20 @@ Rate: TypeAlias = Callable[..., Rule]
 
 def method_of(a: Weights, geometry: Geometry = zoo.GD) -> Method:
     """alpha = a_k/A_k, alpha_bar = lam = a_{k+1}/A_{k+1}, gamma = eta A_{k+1}, lam_bar = 0."""
-    if a is uniform:
+    if a is equal_weights:
         return zoo.moda(geometry)
-    if a is linear:
+    if a is linear_weights:
         return zoo.accelerated(geometry)
     return zoo.moda(geometry, schedules.weights(a))
 
 
 def bounded(
-    n: int, c: Constants, geometry: Geometry = zoo.GD, *, lam_bar: Coef = 0.0, a: Weights = uniform
+    n: int,
+    c: Constants,
+    geometry: Geometry = zoo.GD,
+    *,
+    lam_bar: Coef = 0.0,
+    a: Weights = equal_weights,
 ) -> Rule:
     """||g^k||_* <= G: eta = sqrt(mu R)/(sqrt(2) G sqrt(n)), bound 2 sqrt(2) G sqrt(R)/sqrt(mu n).
 
@@ -68,7 +73,13 @@ def smooth(n: int, c: Constants, geometry: Geometry = zoo.GD, *, share: float = 
     """
     _check(n, geometry)
     eta = min(c.mu / (6 * c.rho * c.need("L")), _noise_limited(c, n))
-    return Rule(_sharing(uniform, geometry, share), eta, n, bounds.smooth(eta, n, c), uniform)
+    return Rule(
+        _method_with_share(equal_weights, geometry, share),
+        eta,
+        n,
+        bounds.smooth(eta, n, c),
+        equal_weights,
+    )
 
 
 def accelerated(n: int, c: Constants, geometry: Geometry = zoo.GD, *, share: float = 0.0) -> Rule:
@@ -78,14 +89,20 @@ def accelerated(n: int, c: Constants, geometry: Geometry = zoo.GD, *, share: flo
     """
     _check(n, geometry)
     eta = min(c.mu / (12 * c.rho * c.need("L")), _noise_limited(c, n**3))
-    return Rule(_sharing(linear, geometry, share), eta, n, bounds.smooth(eta, n, c, linear), linear)
+    return Rule(
+        _method_with_share(linear_weights, geometry, share),
+        eta,
+        n,
+        bounds.smooth(eta, n, c, linear_weights),
+        linear_weights,
+    )
 
 
 def _noise_limited(c: Constants, n: int) -> float:
     return math.sqrt(c.mu * c.need("R") / n) / c.sigma if c.sigma else math.inf
 
 
-def _sharing(a: Weights, geometry: Geometry, share: float) -> Method:
+def _method_with_share(a: Weights, geometry: Geometry, share: float) -> Method:
     """lam_bar = share lam. Beyond lam/10 smoothness no longer pays for the extrapolation."""
     if not 0 <= share <= 0.1:
         raise ValueError(

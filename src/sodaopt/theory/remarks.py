@@ -14,7 +14,7 @@ from sodaopt.schedules import Number
 
 from . import checks, rates
 from .bounds import constants
-from .experiments import Curve, Row
+from .experiments import Curve, Measurement
 from .models import logistic
 from .problems import Problem, hard_quadratic
 from .runs import gaps
@@ -28,7 +28,7 @@ FLAT, STEEP = (-1.15, -0.85), (-math.inf, -2.0)
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way of spending optimism and averaging, and the slope to expect of it."""
 
     key: str
@@ -43,40 +43,44 @@ def _no_look_ahead(k: Number, lr: Number) -> Number:
     return lr * (k + 1) * (k + 2) / 2
 
 
-def arms() -> list[Arm]:
+def variants() -> list[Variant]:
     """Dual averaging from z0 with optimism and averaging switched on one by one; lam = 1 is no
     averaging. ODA averages its output only. The last line has no theorem and is only measured."""
     both = zoo.accelerated()
     averaging = replace(both, alpha_bar=0.0, gamma=_no_look_ahead)
     return [
-        Arm("tandem", "in tandem, a = k+1", both, STEEP, "<= -2"),
-        Arm("tandem-uniform", "in tandem, a = 1", zoo.moda(), FLAT, "-1 +- 0.15"),
-        Arm("tandem-oda", "optimism, ODA, a = 1", zoo.oda(), FLAT, "-1 +- 0.15"),
-        Arm("optimism", "optimism alone, a = 1", replace(zoo.moda(), lam=1.0), FLAT, "-1 +- 0.15"),
-        Arm("optimism-linear", "optimism alone, a = k+1", replace(both, lam=1.0), None, "diverges"),
-        Arm("descent", "gradient descent", zoo.sgd(), FLAT, "-1 +- 0.15"),
-        Arm("averaging", "averaging alone, a = k+1", averaging, None, ""),
+        Variant("tandem", "in tandem, a = k+1", both, STEEP, "<= -2"),
+        Variant("tandem-uniform", "in tandem, a = 1", zoo.moda(), FLAT, "-1 +- 0.15"),
+        Variant("tandem-oda", "optimism, ODA, a = 1", zoo.oda(), FLAT, "-1 +- 0.15"),
+        Variant(
+            "optimism", "optimism alone, a = 1", replace(zoo.moda(), lam=1.0), FLAT, "-1 +- 0.15"
+        ),
+        Variant(
+            "optimism-linear", "optimism alone, a = k+1", replace(both, lam=1.0), None, "diverges"
+        ),
+        Variant("descent", "gradient descent", zoo.sgd(), FLAT, "-1 +- 0.15"),
+        Variant("averaging", "averaging alone, a = k+1", averaging, None, ""),
     ]
 
 
-def tandem(ns: Sequence[int] = NS) -> tuple[list[Row], list[Curve]]:
-    """Each arm on the hard quadratic with its best step size of ETAS/L."""
+def tandem(ns: Sequence[int] = NS) -> tuple[list[Measurement], list[Curve]]:
+    """Each variant on the hard quadratic with its best step size of ETAS/L."""
     rows, curves = [], []
-    for arm in arms():
-        eta, found = tuned(hard_quadratic(), arm.method, ETAS, ns)
+    for variant in variants():
+        eta, found = tuned(hard_quadratic(), variant.method, ETAS, ns)
         late = [n for n in found if n >= 16]
         diverged = max(found) < max(ns)
         slope = math.inf if diverged else checks.slope(late, [found[n] for n in late])
-        holds = diverged == (arm.promised == "diverges")
-        holds = holds and (arm.slope is None or arm.slope[0] <= slope <= arm.slope[1])
+        holds = diverged == (variant.promised == "diverges")
+        holds = holds and (variant.slope is None or variant.slope[0] <= slope <= variant.slope[1])
         last = math.inf if diverged else found[max(ns)]
-        setting = f"{arm.label}; {eta:g}/L"
+        setting = f"{variant.label}; {eta:g}/L"
         rows.append(
-            Row(arm.key, "tandem", "quadratic", setting, max(ns), math.nan, last, slope,
-                arm.promised, holds)
+            Measurement(variant.key, "tandem", "quadratic", setting, max(ns), math.nan, last, slope,
+                variant.promised, holds)
         )  # fmt: skip
         gap = list(found.values())
-        curves.append(Curve(arm.label, list(found), gap, gap, []))
+        curves.append(Curve(variant.label, list(found), gap, gap, []))
     return rows, curves
 
 
@@ -144,7 +148,7 @@ def far_quadratic(distance: float) -> Problem:
     )
 
 
-def anchor_distance() -> tuple[list[Row], Anchor]:
+def anchor_distance() -> tuple[list[Measurement], Anchor]:
     """The same start at distance 1 from x*, and the origin further and further away.
 
     R = 1/2 ||x* - z0||^2 alone tells the two anchors apart: one gap stays, one grows as R.
@@ -162,12 +166,14 @@ def anchor_distance() -> tuple[list[Row], Anchor]:
         promised = f"{power:g} +- 0.05"
         key = f"distance-{name}"
         rows.append(
-            Row(key, "anchor", "quadratic", setting, STEPS, bound, gap, grows, promised, holds)
+            Measurement(
+                key, "anchor", "quadratic", setting, STEPS, bound, gap, grows, promised, holds
+            )
         )
     return rows, _anchor(DISTANCES, init, zero)
 
 
-def anchor_ablation() -> tuple[list[Row], Anchor]:
+def anchor_ablation() -> tuple[list[Measurement], Anchor]:
     """Logistic regression on all rows, started at the minimiser of every other row."""
     f = logistic(batch=None)
     f = f.at(logistic(batch=None, rows=slice(None, None, 2)).x_star)
@@ -177,12 +183,14 @@ def anchor_ablation() -> tuple[list[Row], Anchor]:
         gap, bound = pairs[-1]
         holds, key = all(gap <= bound for gap, bound in pairs), f"ablation-{name}"
         setting = ANCHORS[name]
-        rows.append(Row(key, "anchor", f.name, setting, 2 * NS[-1], bound, gap, None, "", holds))
+        rows.append(
+            Measurement(key, "anchor", f.name, setting, 2 * NS[-1], bound, gap, None, "", holds)
+        )
     return rows, _anchor([*NS, 2 * NS[-1]], init, zero)
 
 
-def _anchor(xs: Sequence[float], *arms: list[tuple[float, float]]) -> Anchor:
+def _anchor(xs: Sequence[float], *variants: list[tuple[float, float]]) -> Anchor:
     """(gap, bound) pairs of both anchors, as columns."""
     return Anchor(
-        list(xs), *(list(column) for pairs in arms for column in zip(*pairs, strict=True))
+        list(xs), *(list(column) for pairs in variants for column in zip(*pairs, strict=True))
     )

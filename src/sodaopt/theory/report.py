@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checks import CONFIDENCE
 from .compare import GRID, METHODS, NS
-from .experiments import CASES, REPLICAS, Row
+from .experiments import CASES, REPLICAS, Measurement
 from .study import Study
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def number(x: float | None) -> str:
     return "diverges" if math.isinf(x) else f"{x:.3g}"
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Measurement) -> list[str]:
     slope = "" if row.slope is None else number(round(row.slope, 2) + 0.0)
     return [
         row.result, row.problem, row.setting, str(row.n), number(row.bound), number(row.measured),
@@ -37,9 +37,9 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def condensed(rows: Iterable[Row]) -> list[Row]:
+def condensed(rows: Iterable[Measurement]) -> list[Measurement]:
     """One line for each identity and lemma, its worst setting; the regret one by regulariser."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Measurement]] = {}
     for row in rows:
         key = f"{row.key}, {row.setting}" if row.key == "ODA regret" else row.key
         groups.setdefault(slug(key), []).append(row)
@@ -57,7 +57,7 @@ ORDER = ("E1", "E2", "E3", "ODA regret", "online-to-batch", "online-to-batch, sm
          "tandem", "anchor")  # fmt: skip
 
 
-def table(rows: Iterable[Row], width: int) -> Table:
+def table(rows: Iterable[Measurement], width: int) -> Table:
     """For a terminal of this width; a narrow one gets the words in one column, and no promises."""
     from rich import box
     from rich.table import Table
@@ -116,7 +116,7 @@ def write(study: Study, out: Path) -> list[Path]:
     whole.write_text(json.dumps(_plain(asdict(study)), indent=1, allow_nan=False) + "\n")
     lines = out / "theory.csv"
     with lines.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
+        writer = csv.DictWriter(file, [f.name for f in fields(Measurement)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in study.rows)
     return [whole, lines]
@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 # -- the page -------------------------------------------------------------------------------------
 
-MARK = re.compile(r"(<!-- begin (?P<key>[^ ]+) -->)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- begin (?P<key>[^ ]+) -->)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str, study: Study) -> str:
@@ -146,7 +146,7 @@ def fill(page: str, study: Study) -> str:
             raise ValueError(f"the page asks for {key!r}, which the study does not have")
         return f"{match[1]}{values[key]}{match[4]}"
 
-    return MARK.sub(put, page)
+    return MARKER.sub(put, page)
 
 
 def numbers(study: Study) -> dict[str, str]:
@@ -179,7 +179,7 @@ def slug(text: str) -> str:
 GLYPHS = {"1/2||.||_p^2": "½‖·‖ₚ²", "lam_bar": "λ̄", "lam/10": "λ/10", "+-": "±", "<=": "≤"}
 
 
-def markdown(rows: Iterable[Row]) -> str:
+def markdown(rows: Iterable[Measurement]) -> str:
     """A table without the columns that no row fills."""
     lines = [cells(row) for row in rows]
     used = [j for j in range(len(COLUMNS)) if any(line[j] for line in lines)]

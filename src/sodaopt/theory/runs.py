@@ -48,7 +48,7 @@ def walk(
 ) -> Iterator[Point]:
     """n gradients and n - 1 steps of SODA from x0, on a stack of independent replicas."""
     p = x0.detach().expand(replicas, *x0.shape).clone().requires_grad_()
-    _check_rows(method.geometry, p.shape)
+    _check_replicas(method.geometry, p.shape)
     optimizer = SODA([p], eta, method)
     for k in range(n):
         g = oracle(k, p.detach())
@@ -79,9 +79,9 @@ def gaps(
     return out
 
 
-def _check_rows(geometry: Geometry, shape: Shape) -> None:
+def _check_replicas(geometry: Geometry, shape: Shape) -> None:
     """A norm over the whole stack would couple the replicas."""
-    base = geometry.base if isinstance(geometry, _Tape) else geometry
+    base = geometry.base if isinstance(geometry, _Recorder) else geometry
     base = base.h if isinstance(base, Smoothed) else base
     linear = isinstance(base, Sharp) and isinstance(base.norm, Euclidean)
     if isinstance(base, Ball | Sharp | Clip) and not linear and base.norm.view(shape).n != shape[0]:
@@ -132,10 +132,10 @@ def trace(
     replicas: int = 1,
 ) -> Trace:
     """A run with its history. The centre must be fixed: z0 (init), or 0 (origin)."""
-    taped = _Taped(method, eta, x0)
+    recorded = _RecordedRun(method, eta, x0)
     xs, ys, zs, gs, duals = [], [], [], [], []
-    for at in walk(taped.method, eta, n, x0, oracle, replicas):
-        dual, z = taped.read(at)
+    for at in walk(recorded.method, eta, n, x0, oracle, replicas):
+        dual, z = recorded.read(at)
         xs.append(at.x())
         ys.append(at.y.detach().clone())
         zs.append(z)
@@ -146,19 +146,19 @@ def trace(
     return Trace(x, y, z, g, dual[1:], eta, weights, weights.cumsum(0))
 
 
-def metered(
+def gaps_and_regret(
     problem: Problem, rule: Run, ns: Sequence[int], h: Regulariser, replicas: int = 1, seed: int = 0
 ) -> tuple[dict[int, Tensor], float]:
     """`gaps` of a rule, and the largest share of the regret bound that a replica used up by then.
 
     Nothing is kept but the two sums, so it is for long runs.
     """
-    taped, x = _Taped(rule.method, rule.eta, problem.z0), problem.x_star
+    recorded, x = _RecordedRun(rule.method, rule.eta, problem.z0), problem.x_star
     R, out, share = h.gap((x - problem.z0)[None]), {}, 0.0
     regret = variation = g = torch.zeros((), dtype=torch.float64)
-    points = walk(taped.method, rule.eta, max(ns), problem.z0, problem.oracle(seed), replicas)
+    points = walk(recorded.method, rule.eta, max(ns), problem.z0, problem.oracle(seed), replicas)
     for at in points:
-        (_, z), a, before = taped.read(at), float(rule.a(at.k)), g
+        (_, z), a, before = recorded.read(at), float(rule.a(at.k)), g
         g = at.g
         regret = regret + a * dot(g, z - x)
         variation = variation + a**2 * h.space.dual(g - before) ** 2
@@ -181,7 +181,7 @@ class Run(Protocol):
     def a(self) -> Weights: ...
 
 
-class _Taped:
+class _RecordedRun:
     """A method whose geometry writes down what it is asked for, and z read from that."""
 
     def __init__(self, method: Method, eta: float, x0: Tensor) -> None:
@@ -190,8 +190,10 @@ class _Taped:
                 f"{method.name} has no fixed centre: the theory needs init (or origin)"
             )
         # homogeneous where the geometry is, so that the optimizer takes the same path as without
-        self.tape = (_Tape if method.geometry.homogeneous else _FixedTape)(method.geometry)
-        self.method = replace(method, geometry=self.tape)
+        self.recorder = (_Recorder if method.geometry.homogeneous else _UnscaledRecorder)(
+            method.geometry
+        )
+        self.method = replace(method, geometry=self.recorder)
         self.eta, self.past = eta, method.memory
         self.centre = x0 if method.centre == "init" else torch.zeros_like(x0)
 
@@ -199,16 +201,16 @@ class _Taped:
         """gamma_{k-1} m_bar^k and z^k; before the first step 0 and x^0."""
         if at.k == 0:
             return torch.zeros_like(at.y), at.y.detach().clone()
-        gamma, m_bar, u = self.tape.log.pop()
+        gamma, m_bar, u = self.recorder.log.pop()
         self.past = self.method.advance(self.past, at.k - 1, self.eta)
         lam = 1.0
-        if self.method.fused and self.tape.homogeneous:  # the map was given lam gamma
+        if self.method.fused and self.recorder.homogeneous:  # the map was given lam gamma
             lam = float(self.method.coefs(at.k - 1, self.eta, self.past).lam)
         return gamma / lam * m_bar, self.centre + u / lam
 
 
 @dataclass(frozen=True, eq=False)
-class _Tape(Geometry):
+class _Recorder(Geometry):
     """A geometry that writes down (gamma, m_bar, u) as the optimizer calls it."""
 
     base: Geometry
@@ -226,5 +228,5 @@ class _Tape(Geometry):
         return u
 
 
-class _FixedTape(_Tape):
+class _UnscaledRecorder(_Recorder):
     homogeneous: ClassVar[bool] = False

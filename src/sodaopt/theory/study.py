@@ -17,7 +17,7 @@ from sodaopt._errors import unknown
 from . import compare, lemmas, mutants, remarks
 from .checks import Check
 from .compare import Result
-from .experiments import CASES, Case, Curve, Row, measure
+from .experiments import CASES, Case, Curve, Measurement, measure
 from .remarks import Anchor
 
 Part: TypeAlias = Literal["lemmas", "rates", "tandem", "anchor", "comparison", "mutants"]
@@ -27,7 +27,7 @@ Part: TypeAlias = Literal["lemmas", "rates", "tandem", "anchor", "comparison", "
 class Study:
     """What was measured: the rows of the table, and the curves behind the figures."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     tandem: list[Curve] = field(default_factory=list)
     anchors: dict[str, Anchor] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def _tandem() -> Study:
     return Study(rows=rows, tandem=curves)
 
 
-def _anchor(name: str, run: Callable[[], tuple[list[Row], Anchor]]) -> Study:
+def _anchor(name: str, run: Callable[[], tuple[list[Measurement], Anchor]]) -> Study:
     rows, anchor = run()
     return Study(rows=rows, anchors={name: anchor})
 
