@@ -1,7 +1,7 @@
 """The identities and lemmas on every problem and regulariser, for both weights and three lam_bar.
 
-E1, E2 and E3 are the engine's arithmetic, to 1e-12; the regret bound and the online-to-batch lemmas
-are checked on every path, the noise constants (rho, sigma) of the corollaries in the mean.
+E1, E2 and E3 must hold up to 1e-12. The regret bound and the online-to-batch lemmas are checked on
+every run. The noise constants (rho, sigma) of the corollaries are checked in the mean.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from .models import l1_regression, least_absolute, logistic
 from .problems import Problem
 from .rates import Rule
 from .regularisers import Smoothed, clip, regulariser
-from .runs import Trace, Weights, trace
+from .runs import Weights, trace
 
+N = 64
 LAM_BARS = ("0", "lam/10", "1")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem in a geometry, and the name of its regulariser."""
+    """A problem with a geometry and the name of its regulariser."""
 
     label: str
     problem: Callable[[], Problem]
@@ -65,14 +66,14 @@ SETTINGS = [
 
 
 def with_lam_bar(method: Method, lam_bar: str) -> Method:
-    """lam_bar as it is written in LAM_BARS."""
+    """Return the method with a lam_bar of LAM_BARS."""
     if lam_bar == "lam/10":
         return replace(method, lam_bar=schedules.times(0.1, method.lam))
     return replace(method, lam_bar=float(lam_bar))
 
 
 def rule_for(f: Problem, geometry: Geometry, a: Weights, n: int) -> tuple[Rule, Constants]:
-    """The rate that fits the problem: smooth where it knows its L."""
+    """Return the smooth rule if the problem has an L, else the one for bounded gradients."""
     if f.L is None:
         c = constants(f, geometry, "G")
         return rates.bounded(n, c, geometry, a=a), c
@@ -81,8 +82,8 @@ def rule_for(f: Problem, geometry: Geometry, a: Weights, n: int) -> tuple[Rule, 
     return rate(n, c, geometry), c
 
 
-def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]:
-    """Every check that applies, for both weights and every lam_bar."""
+def examine(setting: Setting, n: int = N, replicas: int = 8) -> Iterator[Check]:
+    """Yield every check that applies, for both weights and every lam_bar."""
     f = setting.problem()
     geometry = setting.geometry(f)
     h = regulariser(geometry)
@@ -91,7 +92,7 @@ def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]
         for lam_bar in LAM_BARS:
             method = with_lam_bar(rule.method, lam_bar)
             t = trace(method, rule.eta, n, f.z0, f.oracle(), a, replicas)
-            yield from _pathwise(t, f)
+            yield from (checks.e1(t), checks.e2(t), checks.online_to_batch(t, f))
             yield checks.regret(t, h, f.x_star)
             if geometry == zoo.GD:
                 yield checks.e3(t, f.x_star)
@@ -101,12 +102,8 @@ def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]
                 yield checks.gradient_variation(t, f, c, h.space)
 
 
-def _pathwise(t: Trace, f: Problem) -> list[Check]:
-    return [checks.e1(t), checks.e2(t), checks.online_to_batch(t, f)]
-
-
-def rows(setting: Setting) -> list[Measurement]:
-    """The worst of each check, as lines of the table."""
+def measure(setting: Setting) -> list[Measurement]:
+    """Return the worst result of each check."""
     f = setting.problem()
     worst: dict[str, Check] = {}
     for check in examine(setting):
@@ -115,16 +112,16 @@ def rows(setting: Setting) -> list[Measurement]:
             worst[check.name] = check
     return [
         Measurement(
-            name,
-            name,
-            f.name,
-            setting.label,
-            64,
-            check.limit,
-            check.measured,
-            None,
-            "",
-            check.holds,
+            key=name,
+            result=name,
+            problem=f.name,
+            setting=setting.label,
+            n=N,
+            bound=check.limit,
+            measured=check.measured,
+            slope=None,
+            promised="",
+            holds=check.holds,
         )
         for name, check in worst.items()
     ]

@@ -1,6 +1,6 @@
-"""Wrong versions of the method, each off by what is easy to get wrong, and what notices them.
+"""Wrong versions of the method, each with an easy mistake, and the checks that detect them.
 
-A check that no mutant fails tests nothing: this table is the test of the checks.
+The mutants test the checks: a check that every mutant passes detects nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ Change: TypeAlias = Callable[[Callable[[int], Rule], int], Rule]
 
 @dataclass(frozen=True)
 class Mutant:
-    """change(rule, n) is the rule for n gradients gone wrong; `caught` names a check that fails."""
+    """A rule with a mistake.
+
+    change: (rule, n) -> the wrong rule for n gradients
+    caught: the name of a check that fails, None if every check passes
+    """
 
     name: str
     change: Change
@@ -35,7 +39,7 @@ class Mutant:
 
 
 def _with(**slots: Any) -> Change:
-    """Other coefficients."""
+    """Return a change that replaces coefficients of the method."""
 
     def change(rule: Callable[[int], Rule], n: int) -> Rule:
         right = rule(n)
@@ -45,12 +49,12 @@ def _with(**slots: Any) -> Change:
 
 
 def _steps(rule: Callable[[int], Rule], n: int) -> Rule:
-    """eta for as many gradients as there are steps."""
+    """Use the eta of n - 1 gradients: a mistake that counts steps instead of gradients."""
     return replace(rule(n), eta=rule(n - 1).eta)
 
 
 def _five_times(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
-    """5 lam, at most 1."""
+    """Return the schedule min(1, 5 lam)."""
     return lambda k, lr: min(1.0, 5 * lam(k, lr))
 
 
@@ -76,8 +80,11 @@ MUTANTS = [
 
 
 def examine(mutant: Mutant, n: int = 48, replicas: int = 16) -> dict[str, Check]:
-    """All checks on one mutant. The identities and the regret on a noisy run of n gradients, the
-    corollary on one of 8 n, without noise where the rate is a smooth one."""
+    """Return the results of all checks on one mutant, by name.
+
+    The identities and the lemmas are checked on a noisy run of n gradients. The corollary is
+    checked on a run of 8 n gradients, which has no noise if the rate is for smooth problems.
+    """
     noisy, exact, name = _problems(mutant.rate)
     h, c = regulariser(zoo.GD), constants(noisy, zoo.GD, name)
     wrong = mutant.change(lambda n: mutant.rate(n, c), n)
@@ -92,7 +99,7 @@ def examine(mutant: Mutant, n: int = 48, replicas: int = 16) -> dict[str, Check]
 
 
 def _problems(rate: Rate) -> tuple[Problem, Problem, str]:
-    """A noisy problem, the one for the corollary, and the constant that the rate needs."""
+    """Return a noisy problem, the problem of the corollary, and the constant for the rate."""
     if rate is rates.bounded:
         return least_absolute(), least_absolute(), "G"
     return hard_quadratic().noisy(0.3), hard_quadratic(), "L"
