@@ -120,8 +120,12 @@ def _run(part: str, name: str) -> Study:
 
     It runs on one thread: the variables are small, and results must not depend on `jobs`.
     """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    return tasks()[part][name]()
+    try:
+        return tasks()[part][name]()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _context() -> BaseContext:
