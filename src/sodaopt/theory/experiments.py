@@ -23,8 +23,8 @@ from .regularisers import FixedMetric, PNorm, Smoothed, regulariser
 from .runs import gaps_and_regret
 
 REPLICAS = 16
-LONG = [2**j for j in range(4, 12)]  # for rules whose eta does not depend on n: one run for all n
-SHORT = LONG[:-1]  # for rules that need one run per n
+LONG = [2**j for j in range(4, 12)]  # for cheap problems, and if one run is enough for all n
+SHORT = LONG[:-1]
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,13 @@ class Case:
     slope: tuple[float, float] | None = None
     since: int = 16
 
-    @property
-    def promised(self) -> str:
-        if self.slope is None:
-            return ""
-        low, high = self.slope
-        return (
-            f"<= {high:g}" if math.isinf(low) else f"{(low + high) / 2:g} +- {(high - low) / 2:g}"
-        )
+
+def promise(slope: tuple[float, float] | None) -> str:
+    """Return a promised slope as text: '-1 +- 0.1', '<= -2', or '' for None."""
+    if slope is None:
+        return ""
+    low, high = slope
+    return f"<= {high:g}" if math.isinf(low) else f"{(low + high) / 2:g} +- {(high - low) / 2:g}"
 
 
 def measure(case: Case, replicas: int = REPLICAS) -> tuple[Measurement, Curve]:
@@ -114,7 +113,7 @@ def measure(case: Case, replicas: int = REPLICAS) -> tuple[Measurement, Curve]:
         bound=rules[-1].bound,
         measured=done[-1].measured,
         slope=slope,
-        promised=case.promised,
+        promised=promise(case.slope),
         holds=holds and all(check.holds for check in done),
     )
     return measurement, curve

@@ -38,12 +38,12 @@ class Mutant:
     rate: Rate = rates.smooth
 
 
-def _with(**slots: Any) -> Change:
+def _with(**coefficients: Any) -> Change:
     """Return a change that replaces coefficients of the method."""
 
     def change(rule: Callable[[int], Rule], n: int) -> Rule:
         right = rule(n)
-        return replace(right, method=replace(right.method, **slots))
+        return replace(right, method=replace(right.method, **coefficients))
 
     return change
 

@@ -2,8 +2,8 @@
 
 Every h here has its minimum at the centre z0, so R = h(x*) - inf h is a function of x* - z0.
 
-    Sharp(Euclidean())         1/2 ||u||_2^2                           mu = 1 in l2
-    Clip(Euclidean(), r)       the same on the ball of radius r        mu = 1/r^2 in l2
+    Sharp(Euclidean(), r)      1/2 ||u/r||_2^2                         mu = 1/r^2 in l2
+    Clip(Euclidean(), r)       1/2 ||u/r||_2^2 if ||u||_2 <= r         mu = 1/r^2 in l2
     FixedMetric(H)             1/2 <u, H u>                            mu = 1 in ||.||_H
     PNorm(p), 1 < p <= 2       1/2 ||u||_p^2                           mu = p - 1 in l_p
     Smoothed(h, tau)           h + tau/2 ||u||_2^2                     mu = tau in l2
@@ -117,7 +117,7 @@ class PNorm(Geometry):
 
 @dataclass(frozen=True)
 class Smoothed(Geometry):
-    """h + tau/2 ||u||_2^2 for a ball, sharp or clip h, which makes h strongly convex.
+    """h + tau/2 ||u||_2^2 for a ball, sharp or clip h. The second term makes it strongly convex.
 
     The map replaces the sizes s of m_bar by -min(gamma s/tau, t). The sizes are the absolute
     entries, the singular values or the Euclidean length, and t is the largest size that h allows.
@@ -181,7 +181,7 @@ def _sizes(norm: Norm, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def clip(radius: float) -> Clip:
-    """Return 1/2 ||u||_2^2 on the Euclidean ball. Each variable of a stack has its own ball."""
+    """Return 1/2 ||u/radius||_2^2 on the Euclidean ball. Each variable of a stack has its own."""
     return Clip(Euclidean(view=matrix), radius)
 
 

@@ -136,8 +136,8 @@ def _context() -> BaseContext:
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
-    # The first optimizer step imports torch._dynamo. If torch no longer has that module, remove it
-    # here: the server ignores a failed import, and the workers only start more slowly.
+    # The first optimizer step imports torch._dynamo. The server ignores a failed import, so a torch
+    # without that module only makes the workers start more slowly.
     context.set_forkserver_preload(["sodaopt.theory.study", "torch._dynamo"])
     return context
 
