@@ -1,4 +1,4 @@
-"""How every figure of the project looks."""
+"""The Matplotlib style of every figure in the project."""
 
 from __future__ import annotations
 

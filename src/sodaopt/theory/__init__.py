@@ -1,4 +1,4 @@
-"""The paper's convex theory, executable: problems, regularisers, bounds, rates, and their checks.
+"""The paper's convex theory as code: problems, regularisers, bounds, rates and their checks.
 
     from sodaopt import SODA
     from sodaopt.theory import Constants, rates
@@ -7,7 +7,7 @@
     optimizer = SODA(params, lr=rule.eta, method=rule.method)
     # after rule.n - 1 steps: f(x) - f* <= rule.bound
 
-`sodaopt theory` runs all of it and shows that the bounds hold.
+`sodaopt theory` runs every check and shows that the bounds hold.
 """
 
 from . import bounds, checks, models, problems, rates, runs

@@ -1,7 +1,8 @@
-"""The right-hand sides of the paper's results, as functions.
+"""The right-hand sides of the paper's results.
 
-Those of a run (regret, online-to-batch) take its trace and return one number a replica; those of
-the corollaries take the constants of a problem. Weights a_k > 0, A_k = a_0 + ... + a_k.
+The bounds of a run (regret, online-to-batch) take its trace and return one number per replica. The
+bounds of the corollaries take the constants of a problem. The weights are a_k > 0 with the sums
+A_k = a_0 + ... + a_k.
 """
 
 from __future__ import annotations
@@ -20,64 +21,69 @@ from .runs import Trace, Weights
 from .spaces import Space, dot
 
 
-def uniform(k: Number) -> Number:
+def equal_weights(k: Number) -> Number:
     """a_k = 1."""
     return 1.0
 
 
-def linear(k: Number) -> Number:
+def linear_weights(k: Number) -> Number:
     """a_k = k + 1."""
     return k + 1.0
 
 
-# -- of a run -------------------------------------------------------------------------------------
+# -- bounds of a run ------------------------------------------------------------------------------
 
 
 def regret(t: Trace, x: Tensor) -> Tensor:
-    """sum_k a_k <g^k, z^k - x>: what the bounds below are about."""
+    """Return the regret sum_k a_k <g^k, z^k - x>."""
     return (t.w * dot(t.g, t.z - x)).sum(0)
 
 
 def regret_bound(t: Trace, h: Regulariser, x: Tensor, z0: Tensor) -> Tensor:
-    """(h(x) - inf h)/eta + eta/(2 mu) sum_k a_k^2 ||g^k - g^{k-1}||_*^2, on every path."""
+    """Return (h(x) - inf h)/eta + eta/(2 mu) sum_k a_k^2 ||g^k - g^{k-1}||_*^2.
+
+    It bounds the regret of every single run, not only the mean.
+    """
     variation = (t.w**2 * h.space.dual(t.variation()) ** 2).sum(0)
     return h.gap((x - z0)[None]) / t.eta + t.eta / (2 * h.mu) * variation
 
 
 def expected(t: Trace, f: Problem) -> Trace:
-    """The run with E[g^k | the past] = grad f(y^k) in place of g^k: equal sums in the mean."""
+    """Return the trace with g^k replaced by its conditional mean, grad f(y^k)."""
     return t._replace(g=f.grad(t.y.flatten(0, 1)).view_as(t.y))
 
 
 def online_to_batch(t: Trace, f: Problem) -> Tensor:
-    """regret/A_{n-1} for x*, at least f(x^{n-1}) - f*; any lam_bar in [0, 1].
+    """Return regret/A_{n-1} for x*, an upper bound of f(x^{n-1}) - f* for any lam_bar in [0, 1].
 
-    The paper states it in the mean. Before the mean is taken the gradients are `expected`, and
-    then it holds on every path.
+    The paper states the bound in the mean. With the `expected` gradients it holds on every run.
     """
     return regret(expected(t, f), f.x_star) / t.A[t.n - 1]
 
 
 def online_to_batch_smooth(t: Trace, f: Problem, space: Space) -> Tensor:
-    """The same less 1/(6 L A_{n-1}) sum_k A_{k-1} ||grad f(y^k) - grad f(y^{k-1})||_*^2.
+    """Return the bound for an L-smooth f and lam_bar <= lam/10.
 
-    For f smooth and lam_bar <= lam/10.
+    It is smaller by 1/(6 L A_{n-1}) sum_k A_{k-1} ||grad f(y^k) - grad f(y^{k-1})||_*^2.
     """
     change = space.dual(expected(t, f).variation()[1:]) ** 2
     total = (t.A[: t.n - 1, None] * change).sum(0)
     return online_to_batch(t, f) - total / (6 * f.constant("L", space) * t.A[t.n - 1])
 
 
-# -- of a problem ---------------------------------------------------------------------------------
+# -- bounds of a problem --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What the rates need to know, in one norm. None is not known, and is asked for by name.
+    """The constants of a problem in one norm. A rate that needs an unknown one (None) names it.
 
-    R = h(x*) - inf h, h is mu-strongly convex, f is L-smooth, ||g||_* <= G, and
-    E ||g^k - g^{k-1}||_*^2 <= rho ||grad f(y^k) - grad f(y^{k-1})||_*^2 + sigma^2.
-    g0 = ||grad f(z0)||_* is needed only where grad f(x*) is not 0.
+    R: h(x*) - inf h
+    mu: h is mu-strongly convex
+    L: f is L-smooth
+    G: ||g||_* <= G
+    rho, sigma: E ||g^k - g^{k-1}||_*^2 <= rho ||grad f(y^k) - grad f(y^{k-1})||_*^2 + sigma^2
+    g0: ||grad f(z0)||_*, needed only if grad f(x*) is not 0
     """
 
     R: float | None = None
@@ -89,30 +95,38 @@ class Constants:
     g0: float | None = None
 
     def need(self, name: str) -> float:
+        """Return the constant of this name. Raise ValueError unless it is positive and finite."""
         c = getattr(self, name)
         if c is None or not 0 < c < math.inf:
-            what = NAMES.get(name, "the distance h(x*) - inf h, 1/2 ||x* - z0||^2 for Euclidean h")
-            raise ValueError(f"this rate needs {name} > 0, {what}: Constants({name}=...), got {c}")
+            meaning = NAMES.get(name, "h(x*) - inf h (1/2 ||x* - z0||^2 for the Euclidean h)")
+            raise ValueError(
+                f"this rate needs {name} > 0, {meaning}, got {c}. Set Constants({name}=...)."
+            )
         return float(c)
 
     @property
     def startup(self) -> float:
-        """||grad f(z0) - grad f(x*)||_*^2 <= 2 L^2 R/mu; on a boundary ||grad f(z0)||_*^2."""
+        """The square of the first gradient's norm: g0^2 if g0 is set, else its bound 2 L^2 R/mu."""
         if self.g0 is not None:
             return self.g0**2
         return 2 * self.need("L") ** 2 * self.need("R") / self.mu
 
 
 def constants(f: Problem, geometry: Geometry, *names: str) -> Constants:
-    """The constants of f in the norm of the geometry; `names` (L, G) are those asked for.
+    """Return the constants of f in the norm of the geometry.
 
-    Unbiased noise with E ||noise||_*^2 <= v^2 has (rho, sigma^2) = (3, 6 v^2), in a Hilbert space
-    (2, 3 v^2): there the newest noise is orthogonal to all that came before.
+    names: the constants that the rate needs in addition to R, "L" or "G"
+
+    Unbiased noise with E ||noise||_*^2 <= v^2 has (rho, sigma^2) = (3, 6 v^2). In a Hilbert space
+    it has (2, 3 v^2), because there the newest noise is orthogonal to all earlier noise.
     """
     h = regulariser(geometry)
     R = float(h.gap((f.x_star - f.z0)[None]))
     if math.isinf(R):
-        raise ValueError(f"the minimiser of {f.name} is outside the ball of {name(geometry)}")
+        raise ValueError(
+            f"the minimiser of {f.name} is outside the ball of {name(geometry)}. "
+            "Use a larger radius."
+        )
     known = {c: f.constant(c, h.space) for c in names}
     g0 = None if f.interior else float(h.space.dual(f.grad(f.z0[None])))
     rho, sigma = 1.0, 0.0
@@ -122,14 +136,17 @@ def constants(f: Problem, geometry: Geometry, *names: str) -> Constants:
     return Constants(R=R, mu=h.mu, rho=rho, sigma=sigma, g0=g0, **known)
 
 
-def bounded_gradients(eta: float, n: int, c: Constants, a: Weights = uniform) -> float:
-    """R/(eta A) + 2 eta G^2/mu sum a_k^2/A, since ||g^k - g^{k-1}||_* <= 2 G; A = A_{n-1}."""
+def bounded_gradients(eta: float, n: int, c: Constants, a: Weights = equal_weights) -> float:
+    """Return R/(eta A) + 2 eta G^2/mu sum a_k^2/A with A = A_{n-1}.
+
+    It follows from ||g^k - g^{k-1}||_* <= 2 G.
+    """
     A, A2 = sums(n, a)
     return c.need("R") / (eta * A) + 2 * eta * c.need("G") ** 2 / c.mu * A2 / A
 
 
-def smooth(eta: float, n: int, c: Constants, a: Weights = uniform) -> float:
-    """R/(eta A) + eta sigma^2/(2 mu) sum a_k^2/A + eta rho/(2 mu A) a_0^2 startup."""
+def smooth(eta: float, n: int, c: Constants, a: Weights = equal_weights) -> float:
+    """Return R/(eta A) + eta sigma^2/(2 mu) sum a_k^2/A + eta rho/(2 mu A) a_0^2 startup."""
     A, A2 = sums(n, a)
     noise = eta * c.sigma**2 / (2 * c.mu) * A2 / A
     start = eta * c.rho / (2 * c.mu * A) * float(a(0)) ** 2 * c.startup
@@ -137,6 +154,6 @@ def smooth(eta: float, n: int, c: Constants, a: Weights = uniform) -> float:
 
 
 def sums(n: int, a: Weights) -> tuple[float, float]:
-    """A_{n-1} = sum a_k and sum a_k^2 over k < n."""
+    """Return A_{n-1} = sum a_k and sum a_k^2 over k < n."""
     values = [float(a(k)) for k in range(n)]
     return math.fsum(values), math.fsum(v * v for v in values)

@@ -1,7 +1,7 @@
-"""Each result as a check: a measured number, a limit, and whether the first is below the second.
+"""Each result as a check: a measured number, its limit, and whether the limit holds.
 
-The equalities E1, E2, E3 leave no room, so a wrong coefficient fails them; the inequalities hold
-for many wrong methods too.
+E1, E2 and E3 are equalities, so a wrong coefficient violates them. The inequalities also hold for
+many wrong methods.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .regularisers import Regulariser
 from .runs import Trace
 from .spaces import Space, dot
 
-EXACT = 1e-12  # of the magnitudes that enter
+EXACT = 1e-12  # relative to the magnitudes that are added up
 ROUNDING = 1e-9  # an inequality may be an equality in exact arithmetic
 CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
 class Check:
-    """holds: measured <= limit. A NaN never does."""
+    """A check holds if measured <= limit. A NaN does not hold."""
 
     name: str
     measured: float
@@ -43,13 +43,13 @@ class Check:
 
 
 def _error(name: str, got: Tensor, want: Tensor, scale: Tensor) -> Check:
-    """The largest difference, relative to the magnitudes that were added up."""
+    """Compare the largest difference, relative to the magnitudes that were added up."""
     error = (got - want).abs() / scale.clamp(min=1e-300)
     return Check(name, float(error.max()) if error.numel() else 0.0, EXACT)
 
 
 def e1(t: Trace) -> Check:
-    """gamma_k m_bar^{k+1} = eta (sum_{i<=k} a_i g^i + a_{k+1} g^k)."""
+    """Check gamma_k m_bar^{k+1} = eta (sum_{i<=k} a_i g^i + a_{k+1} g^k)."""
     a, g = t.a[:, None, None, None], t.g[:-1]
     now, ahead = a[: t.n - 1] * g, a[1 : t.n] * g
     want = t.eta * (now.cumsum(0) + ahead)
@@ -58,15 +58,18 @@ def e1(t: Trace) -> Check:
 
 
 def e2(t: Trace) -> Check:
-    """x^k = (1/A_k) sum_{i<=k} a_i z^i."""
+    """Check x^k = (1/A_k) sum_{i<=k} a_i z^i."""
     a, A = (s[: t.n, None, None, None] for s in (t.a, t.A))
     scale = ((a * t.z.abs()).cumsum(0) / A).amax((-2, -1), keepdim=True)
     return _error("E2", t.x, (a * t.z).cumsum(0) / A, scale)
 
 
 def e3(t: Trace, x: Tensor) -> Check:
-    """sum a_k <g^k, z^k - x> = ||x-z0||^2/(2 eta) + (eta/2) sum a_k^2 (||g^k - g^{k-1}||^2
-    - ||g^{k-1}||^2) - ||x - z0 + eta sum a_k g^k||^2/(2 eta), for the Euclidean h and any x.
+    """Check every term of the regret. It needs the Euclidean h and holds for any x.
+
+    sum a_k <g^k, z^k - x> = ||x-z0||^2/(2 eta) + (eta/2) sum a_k^2 ||g^k - g^{k-1}||^2
+                             - (eta/2) sum a_k^2 ||g^{k-1}||^2
+                             - ||x - z0 + eta sum a_k g^k||^2/(2 eta)
     """
 
     def square(u: Tensor) -> Tensor:
@@ -87,34 +90,34 @@ def e3(t: Trace, x: Tensor) -> Check:
 
 
 def regret(t: Trace, h: Regulariser, x: Tensor) -> Check:
-    """The ODA regret bound, on every replica: the largest share of it that was used up."""
+    """Check the ODA regret bound: the largest ratio of regret to bound among the replicas."""
     rhs = bounds.regret_bound(t, h, x, t.z[0, 0])
     share = torch.where(rhs == 0, 0.0, bounds.regret(t, x) / rhs)
     return Check("ODA regret", float(share.max()), 1 + ROUNDING)
 
 
 def online_to_batch(t: Trace, f: Problem) -> Check:
-    """f(x^{n-1}) - f* <= regret/A_{n-1}, on every replica."""
+    """Check f(x^{n-1}) - f* <= regret/A_{n-1} on every replica."""
     return _below("online-to-batch", f.gap(t.x[-1]), bounds.online_to_batch(t, f))
 
 
 def online_to_batch_smooth(t: Trace, f: Problem, space: Space) -> Check:
-    """The smooth refinement of the same."""
+    """Check the smaller bound of a smooth f on every replica."""
     rhs = bounds.online_to_batch_smooth(t, f, space)
     return _below("online-to-batch, smooth", f.gap(t.x[-1]), rhs)
 
 
 def _below(name: str, lhs: Tensor, rhs: Tensor) -> Check:
-    """The worst replica: its left side, and its right side as the limit."""
+    """Check lhs <= rhs on the replica with the largest difference."""
     worst = int((lhs - rhs).argmax())
     left, right = float(lhs[worst]), float(rhs[worst])
     return Check(name, left, right + ROUNDING * (abs(left) + abs(right)))
 
 
 def counting(t: Trace, c: bounds.Constants) -> Check:
-    """R/(eta n) + 2 eta G^2/mu is 2 sqrt(2) G sqrt(R)/sqrt(mu n), its smallest, for one eta alone:
+    """Check that eta belongs to n gradients, one more than the number of steps.
 
-    the eta of as many gradients as the run took, which is one more than its steps.
+    Only that eta minimises R/(eta n) + 2 eta G^2/mu, to 2 sqrt(2) G sqrt(R)/sqrt(mu n).
     """
     least = 2 * math.sqrt(2) * c.need("G") * math.sqrt(c.need("R") / (c.mu * t.n))
     return Check("counting", abs(bounds.bounded_gradients(t.eta, t.n, c) / least - 1), EXACT)
@@ -124,7 +127,10 @@ def counting(t: Trace, c: bounds.Constants) -> Check:
 
 
 def upper(sample: Tensor, confidence: float = CONFIDENCE) -> float:
-    """The upper end of Student's one-sided interval for the mean; of one number, itself."""
+    """Return the upper end of Student's one-sided confidence interval for the mean.
+
+    A single number is returned unchanged.
+    """
     S = len(sample)
     if S == 1:
         return float(sample[0])
@@ -132,19 +138,25 @@ def upper(sample: Tensor, confidence: float = CONFIDENCE) -> float:
 
 
 def quantile(confidence: float, freedom: int) -> float:
-    """Student's t by the Cornish-Fisher expansion: within 0.02 for 5 degrees of freedom or more."""
+    """Return a quantile of Student's t by the Cornish-Fisher expansion.
+
+    The error is below 0.02 for 5 or more degrees of freedom.
+    """
     z = NormalDist().inv_cdf(confidence)
     t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
     return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
 
 
 def corollary(gap: Tensor, bound: float) -> Check:
-    """E f(x^{n-1}) - f* <= bound with 99% confidence, from independent replicas."""
+    """Check E f(x^{n-1}) - f* <= bound with 99% confidence, from independent replicas."""
     return Check("corollary", upper(gap), bound * (1 + ROUNDING))
 
 
 def gradient_variation(t: Trace, f: Problem, c: bounds.Constants, space: Space) -> Check:
-    """E ||g^k - g^{k-1}||_*^2 - rho ||grad f(y^k) - grad f(y^{k-1})||_*^2 <= sigma^2, over k."""
+    """Check the noise constants rho and sigma in the mean over replicas and k.
+
+    E ||g^k - g^{k-1}||_*^2 - rho ||grad f(y^k) - grad f(y^{k-1})||_*^2 <= sigma^2.
+    """
     seen, exact = (space.dual(s.variation()[1:]) ** 2 for s in (t, bounds.expected(t, f)))
     return Check("gradient variation", upper((seen - c.rho * exact).mean(0)), c.sigma**2)
 
@@ -153,7 +165,7 @@ def gradient_variation(t: Trace, f: Problem, c: bounds.Constants, space: Space) 
 
 
 def slope(ns: Sequence[float], values: Sequence[float]) -> float:
-    """Least squares of log value against log n."""
+    """Return the least-squares slope of log value against log n."""
     x = torch.tensor([math.log(n) for n in ns], dtype=torch.float64)
     y = torch.tensor([math.log(v) if v > 0 else -torch.inf for v in values], dtype=torch.float64)
     x = x - x.mean()

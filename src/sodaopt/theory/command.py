@@ -1,4 +1,4 @@
-"""`sodaopt theory`: run the theory, show that it holds, draw it."""
+"""`sodaopt theory`: check the theory and write the table, the figures and the numbers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class Theory:
-    """Check the convex theory on problems with known constants: the table, figures and numbers."""
+    """Check the convex theory on problems with known constants, and write tables and figures."""
 
     out: Path = Path("runs/theory")
-    """Where the figures (PNG and SVG), theory.json and theory.csv go."""
+    """Folder for the figures (PNG and SVG), theory.json and theory.csv."""
     only: tuple[Part, ...] = ()
-    """Parts to run; all of them if none is named."""
+    """Parts to run. The default is all of them."""
     jobs: int = min(2, os.cpu_count() or 1)
-    """Processes to share the work among."""
+    """Number of processes."""
     docs: Path | None = None
-    """A folder with theory.md: its numbers are filled in and its figures drawn anew (needs all)."""
+    """Folder with theory.md: update its numbers and its figures. Needs all parts."""
 
     def __post_init__(self) -> None:
         if self.docs is not None and self.only:
-            raise ValueError("the page needs all parts: leave out --only, or --docs")
+            raise ValueError("--docs needs all parts. Remove --only or --docs.")
         if self.jobs < 1:
-            raise ValueError(f"jobs must be at least 1, got {self.jobs}")
+            raise ValueError(f"--jobs must be at least 1, got {self.jobs}")
 
     def run(self) -> int:
-        """0 if every bound holds."""
+        """Return the exit code: 0 if every bound holds, else 1."""
         from rich.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=132)
@@ -60,7 +60,7 @@ class Theory:
                 if study is not None:
                     return study
                 advance(done)
-        raise AssertionError("a study ends with itself")
+        raise AssertionError("internal error: the run ended without a study")
 
     def _show(self, study: Study, console: Console) -> None:
         from . import report
@@ -95,7 +95,7 @@ def _fill(study: Study, docs: Path) -> None:
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, a line a task elsewhere."""
+    """Show a progress bar on a terminal. Elsewhere, print one line per task."""
     if not console.is_terminal:
         count = iter(range(1, total + 1))
         yield lambda done: console.print(f"[{next(count)}/{total}] {done}", markup=False)

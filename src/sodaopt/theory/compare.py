@@ -1,6 +1,6 @@
-"""The usual methods on the same problems, each with its best learning rate of one stated grid.
+"""Compare common methods on the same problems, each with its best learning rate of one grid.
 
-All of them are methods of the library, so one optimizer class runs them all.
+All of them are methods of the library, so the same optimizer class runs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sodaopt import zoo
 from sodaopt.core.method import Method
 from sodaopt.schedules import Number
 
-from .bounds import linear, uniform
+from .bounds import equal_weights, linear_weights
 from .experiments import quadratic_noisy
 from .lemmas import rule_for
 from .models import least_absolute, logistic
@@ -26,11 +26,14 @@ REPLICAS = 8
 
 
 def accelerated_gradient() -> Method:
-    """Nesterov's accelerated gradient: x+ = y - lr g; y = x+ + k/(k+3) (x+ - x).
+    """Return Nesterov's accelerated gradient (1983) as a method. The parameters hold y.
 
-    Its velocity is b <- (k-1)/(k+2) b + g, of mass (k+3)/4, so m = b/mass has alpha = 4/(k+3) (1 at
-    the start), and y moves by -lr (g + k/(k+3) b) = -lr (k+4)/4 m_bar with alpha_bar = 4/(k+4). The
-    parameters hold y. (Nesterov 1983)
+        x+ = y - lr g
+        y  = x+ + k/(k+3) (x+ - x)
+
+    The velocity b <- (k-1)/(k+2) b + g has the mass (k+3)/4. Therefore m = b/mass is an average
+    with alpha = 4/(k+3) (1 at the start). The step of y is -lr (g + k/(k+3) b), which equals
+    -lr (k+4)/4 m_bar with alpha_bar = 4/(k+4).
     """
 
     def alpha(k: Number, lr: Number) -> Number:
@@ -65,7 +68,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """A method on a problem: its learning rate, whether that ends the grid, its mean gaps."""
+    """The mean gaps of a method on a problem. edge: lr is the first or last one of the grid."""
 
     problem: str
     method: str
@@ -76,7 +79,7 @@ class Result:
 
 
 def compare(problem: str, method: str) -> Result:
-    """The learning rate of the grid with the smallest gap at the largest n."""
+    """Run a method with the learning rate of the grid that has the smallest gap at the end."""
     f = PROBLEMS[problem]()
     replicas = REPLICAS if f.stochastic else 1
     lr, found = tuned(f, METHODS[method](), GRID, NS, replicas)
@@ -85,10 +88,13 @@ def compare(problem: str, method: str) -> Result:
 
 
 def untuned(problem: str) -> list[Result]:
-    """The theory's step size for the largest n, nothing tuned, for both weights."""
+    """Run both weights with the theory's step size for the largest n, without tuning."""
     f, n, out = PROBLEMS[problem](), NS[-1], []
     replicas = REPLICAS if f.stochastic else 1
-    for a, name in ((uniform, "SODA, a = 1, theory's lr"), (linear, "SODA, a = k+1, theory's lr")):
+    for a, name in (
+        (equal_weights, "SODA, a = 1, theory's lr"),
+        (linear_weights, "SODA, a = k+1, theory's lr"),
+    ):
         rule, _ = rule_for(f, zoo.GD, a, n)
         found = gaps(f, rule.method, rule.eta, NS, replicas=replicas)
         gap = [float(g.mean()) for g in found.values()]

@@ -1,4 +1,4 @@
-"""The corollaries on the problems, as rows of data: gap against n with its bound."""
+"""Measure the corollaries on the problems: the gap against n, with its bound."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from sodaopt.geometry import Ball, Geometry, Sign, Spectral, unit
 from sodaopt.geometry.polar import EXACT
 
 from . import checks, rates
-from .bounds import constants, linear
+from .bounds import constants, linear_weights
 from .models import l1_regression, least_absolute, logistic
 from .problems import Problem, box, hard_quadratic, spectral
 from .rates import Rule
 from .regularisers import FixedMetric, PNorm, Smoothed, regulariser
-from .runs import metered
+from .runs import gaps_and_regret
 
 REPLICAS = 16
-LONG = [2**j for j in range(4, 12)]  # one run for all of them, as eta does not depend on n
-SHORT = LONG[:-1]  # a run for each
+LONG = [2**j for j in range(4, 12)]  # for cheap problems, and if one run is enough for all n
+SHORT = LONG[:-1]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table. holds: at every n, and the slope where one is promised.
+class Measurement:
+    """A line of the table: one result on one problem.
 
-    A rate also needs the regret bound to hold on every run.
+    slope: the measured exponent of the gap in n, None if there is none
+    promised: the slope that the theory promises, as text
+    holds: the bound holds at every n, and the slope is as promised. For a rate, the regret bound
+        must hold on every run as well.
     """
 
     key: str
@@ -48,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean gap against n, the upper end of its interval, and the bound."""
+    """The mean gap against n, the upper end of its confidence interval, and the bound."""
 
     label: str
     ns: list[int]
@@ -59,7 +62,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Case:
-    """A rate on a problem; slope: its promise as (lowest, highest), checked for n >= `since`."""
+    """A rate on a problem.
+
+    slope: the promised slope as (lowest, highest), None if nothing is promised
+    since: the slope is fitted to n >= since
+    """
 
     key: str
     result: str
@@ -71,22 +78,21 @@ class Case:
     slope: tuple[float, float] | None = None
     since: int = 16
 
-    @property
-    def promised(self) -> str:
-        if self.slope is None:
-            return ""
-        low, high = self.slope
-        return (
-            f"<= {high:g}" if math.isinf(low) else f"{(low + high) / 2:g} +- {(high - low) / 2:g}"
-        )
+
+def promise(slope: tuple[float, float] | None) -> str:
+    """Return a promised slope as text: '-1 +- 0.1', '<= -2', or '' for None."""
+    if slope is None:
+        return ""
+    low, high = slope
+    return f"<= {high:g}" if math.isinf(low) else f"{(low + high) / 2:g} +- {(high - low) / 2:g}"
 
 
-def measure(case: Case, replicas: int = REPLICAS) -> tuple[Row, Curve]:
-    """Run the case at every n and hold it against its bound."""
+def measure(case: Case, replicas: int = REPLICAS) -> tuple[Measurement, Curve]:
+    """Run the case at every n and compare the gaps with the bound."""
     f = case.problem()
     geometry = case.geometry(f)
     rules = _rules(case, f, geometry)
-    found, share = _found(f, geometry, rules, replicas if f.stochastic else 1)
+    found, share = _gaps_and_regret(f, geometry, rules, replicas if f.stochastic else 1)
     done = [checks.corollary(found[rule.n], rule.bound) for rule in rules]
     curve = Curve(
         case.key,
@@ -98,21 +104,29 @@ def measure(case: Case, replicas: int = REPLICAS) -> tuple[Row, Curve]:
     slope = _slope(curve, case.since)
     low, high = case.slope or (-math.inf, math.inf)
     holds = (case.slope is None or low <= slope <= high) and share <= 1 + checks.ROUNDING
-    row = Row(
-        case.key, case.result, f.name, case.setting, rules[-1].n, rules[-1].bound,
-        done[-1].measured, slope, case.promised, holds and all(check.holds for check in done),
-    )  # fmt: skip
-    return row, curve
+    measurement = Measurement(
+        key=case.key,
+        result=case.result,
+        problem=f.name,
+        setting=case.setting,
+        n=rules[-1].n,
+        bound=rules[-1].bound,
+        measured=done[-1].measured,
+        slope=slope,
+        promised=promise(case.slope),
+        holds=holds and all(check.holds for check in done),
+    )
+    return measurement, curve
 
 
-def _found(
+def _gaps_and_regret(
     f: Problem, geometry: Geometry, rules: list[Rule], replicas: int
 ) -> tuple[dict[int, Tensor], float]:
-    """The gaps by n, and the largest share of the regret bound; one run for rules of one eta."""
+    """Return the gaps by n and the largest ratio of regret to bound, with one run for each eta."""
     found: dict[int, Tensor] = {}
     worst, h = 0.0, regulariser(geometry)
     for same in _by_eta(rules):
-        gaps, share = metered(f, same[0], [rule.n for rule in same], h, replicas)
+        gaps, share = gaps_and_regret(f, same[0], [rule.n for rule in same], h, replicas)
         found |= gaps
         worst = max(worst, share)
     return found, worst
@@ -129,7 +143,7 @@ def _rules(case: Case, f: Problem, geometry: Geometry) -> list[Rule]:
 
 
 def _by_eta(rules: Iterable[Rule]) -> list[list[Rule]]:
-    """Rules that differ in n alone: one run serves them all."""
+    """Group the rules that differ only in n. One run is enough for each group."""
     groups: dict[float, list[Rule]] = {}
     for rule in rules:
         groups.setdefault(rule.eta, []).append(rule)
@@ -140,22 +154,21 @@ def _by_eta(rules: Iterable[Rule]) -> list[list[Rule]]:
 
 
 def quadratic_metric(f: Problem) -> Geometry:
-    """H = Q^(1/2), normalised: half of the way to Newton's method."""
+    """Return the metric H = Q^(1/2), between gradient descent and Newton's method."""
     eye = torch.eye(f.shape[0], dtype=torch.float64)[..., None]
     Q = (f.grad(eye) - f.grad(0 * eye))[..., 0]
     w, V = torch.linalg.eigh((Q + Q.mT) / 2)
-    H = (V * w.clamp(min=0).sqrt()) @ V.mT
-    return FixedMetric((H + H.mT) / 2)
+    return FixedMetric((V * w.clamp(min=0).sqrt()) @ V.mT)
 
 
 def near_l1(f: Problem) -> Geometry:
-    """p = q/(q-1) with q = 2 log d: l1 in all but name, and still strongly convex."""
+    """Return 1/2 ||.||_p^2 with p = q/(q-1) and q = 2 log d: close to l1, and strongly convex."""
     q = 2 * math.log(math.prod(f.shape))
     return PNorm(q / (q - 1))
 
 
 def tenth(rate: Callable[..., Rule]) -> Callable[..., Rule]:
-    """lam_bar = lam/10."""
+    """Return the rate with lam_bar = lam/10."""
     if rate is rates.bounded:
         return partial(rate, lam_bar=schedules.times(0.1, schedules.uniform))
     return partial(rate, share=0.1)
@@ -180,11 +193,11 @@ def spectral_noisy() -> Problem:
 
 BOUNDED, SMOOTH, ACCELERATED = "bounded gradients", "smooth", "accelerated"
 ODA = partial(rates.bounded, lam_bar=1.0)
-UNIVERSAL = partial(rates.bounded, a=linear)
+UNIVERSAL = partial(rates.bounded, a=linear_weights)
 
 
 def _absolute(key: str, result: str, setting: str, rate: Callable[..., Rule]) -> Case:
-    """Below n = 128 the gap is still near f(z0) - f*, which is smaller than the bound."""
+    """Return a case with a slope fitted to n >= 128. Before, the gap is still near f(z0) - f*."""
     return Case(key, result, setting, least_absolute, rate, ns=LONG, slope=HALF, since=128)
 
 

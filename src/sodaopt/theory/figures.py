@@ -1,6 +1,7 @@
-"""The figures: gap against n with the bound drawn over it, acceleration, the anchor, comparison.
+"""The figures: gaps with their bounds, acceleration, the anchor and the comparison.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; shapes repeat what they say.
+Colour-blind readers can distinguish the colours, which are Okabe and Ito's. Each curve also has its
+own marker.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
 def draw(study: Study, out: Path, kinds: Sequence[str]) -> list[Path]:
-    """Every figure whose data the study has, as theory-NAME.KIND."""
+    """Write every figure whose data the study has, as theory-NAME.KIND."""
     from matplotlib import rc_context
 
     out.mkdir(parents=True, exist_ok=True)
     files = []
-    for name, (there, figure) in FIGURES.items():
-        if not there(study):
+    for name, (has_data, figure) in FIGURES.items():
+        if not has_data(study):
             continue
         with rc_context(STYLE):
             drawn = figure(study)
             for kind in kinds:
                 path = out / f"theory-{name}.{kind}"
-                # a date would make every run a change of the file
+                # With a date, every run would change the file.
                 metadata = {"Date": None} if kind == "svg" else None
                 drawn.savefig(path, dpi=160, metadata=metadata)
                 files.append(path)
@@ -61,13 +62,13 @@ def _log(ax: Axes, title: str, x: str = "gradients n") -> None:
 
 
 def _pair(ax: Axes, xs: Sequence[float], gap: Any, bound: Any, label: str, j: int) -> None:
-    """A gap with its bound above it, in one colour."""
+    """Draw a gap and its bound in one colour."""
     ax.plot(xs, gap, color=COLOURS[j], marker=MARKERS[j], label=label)
     ax.plot(xs, bound, color=COLOURS[j], linestyle="--", linewidth=1.2)
 
 
 def _legend(ax: Axes, where: Any = "best") -> None:
-    """What is drawn, and once what a dashed line is."""
+    """Draw a legend of the curves, with one entry for all dashed lines."""
     from matplotlib.lines import Line2D
 
     dashed = Line2D([], [], color="0.3", linestyle="--", linewidth=1.2, label="the bound of each")
@@ -81,7 +82,7 @@ RATES = (
 
 
 def rates(study: Study) -> Figure:
-    """One method a panel, three problems: exact, noisy, not smooth."""
+    """Draw one method per panel on three problems: exact, noisy, not smooth."""
     figure, axes = panels(1, 2, 4.8, 3.9)
     slopes = {row.key: row.slope for row in study.rows}
     for ax, (title, keys) in zip(axes, RATES, strict=True):
@@ -107,7 +108,7 @@ GEOMETRY = (
 
 
 def geometry(study: Study) -> Figure:
-    """The other problems, each in its own geometry."""
+    """Draw the other problems, each in its own geometry."""
     figure, axes = panels(2, 2, 4.8, 3.2)
     for ax, (title, pairs) in zip(axes, GEOMETRY, strict=True):
         for j, (key, name) in enumerate(pairs):
@@ -119,7 +120,7 @@ def geometry(study: Study) -> Figure:
 
 
 def acceleration(study: Study) -> Figure:
-    """Optimism and averaging, one by one and together."""
+    """Draw optimism and averaging, separately and together."""
     figure, (ax,) = panels(1, 1, 8.2, 4.2)
     for j, c in enumerate(study.tandem):
         width = 2.6 if j == 0 else 1.4
@@ -133,7 +134,7 @@ def acceleration(study: Study) -> Figure:
 
 
 def _guide(ax: Axes, c: Curve, power: int) -> None:
-    """A line of exactly this slope, above the curve."""
+    """Draw a line with this slope above the curve."""
     xs = [c.ns[-3], c.ns[-1]]
     ys = [2.5 * c.gap[-1] * (x / xs[1]) ** power for x in xs]
     ax.plot(xs, ys, color="0.35", linewidth=1, linestyle=":")
@@ -148,7 +149,7 @@ ANCHORS = (
 
 
 def anchor(study: Study) -> Figure:
-    """z0 = initialisation against z0 = 0: as the origin moves away, and on real data."""
+    """Draw z0 = initialisation against z0 = 0: with a moving origin, and on real data."""
     figure, axes = panels(1, 2, 4.8, 3.7)
     for ax, (name, title, x) in zip(axes, ANCHORS, strict=True):
         a = study.anchors[name]
@@ -160,7 +161,7 @@ def anchor(study: Study) -> Figure:
 
 
 def comparison(study: Study) -> Figure:
-    """All methods with their best learning rate, one problem a panel."""
+    """Draw all methods with their best learning rate, one problem per panel."""
     problems = list(dict.fromkeys(r.problem for r in study.comparison))
     methods = list(dict.fromkeys(r.method for r in study.comparison))
     figure, axes = panels(2, 2, 4.8, 3.4)

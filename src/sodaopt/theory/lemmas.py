@@ -1,7 +1,7 @@
 """The identities and lemmas on every problem and regulariser, for both weights and three lam_bar.
 
-E1, E2 and E3 are the engine's arithmetic, to 1e-12; the regret bound and the online-to-batch lemmas
-are checked on every path, the noise constants (rho, sigma) of the corollaries in the mean.
+E1, E2 and E3 must hold up to 1e-12. The regret bound and the online-to-batch lemmas are checked on
+every run. The noise constants (rho, sigma) of the corollaries are checked in the mean.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sodaopt.geometry import Clip, Geometry, Sharp, Sign, Spectral, unit
 from sodaopt.geometry.polar import EXACT
 
 from . import checks, rates
-from .bounds import Constants, constants, linear, uniform
+from .bounds import Constants, constants, equal_weights, linear_weights
 from .checks import Check
 from .experiments import (
     SIGN_BALL,
     SPECTRAL_BALL,
-    Row,
+    Measurement,
     box_noisy,
     near_l1,
     quadratic_metric,
@@ -31,14 +31,15 @@ from .models import l1_regression, least_absolute, logistic
 from .problems import Problem
 from .rates import Rule
 from .regularisers import Smoothed, clip, regulariser
-from .runs import Trace, Weights, trace
+from .runs import Weights, trace
 
+N = 64
 LAM_BARS = ("0", "lam/10", "1")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem in a geometry, and the name of its regulariser."""
+    """A problem with a geometry and the name of its regulariser."""
 
     label: str
     problem: Callable[[], Problem]
@@ -65,33 +66,33 @@ SETTINGS = [
 
 
 def with_lam_bar(method: Method, lam_bar: str) -> Method:
-    """lam_bar as it is written in LAM_BARS."""
+    """Return the method with a lam_bar of LAM_BARS."""
     if lam_bar == "lam/10":
         return replace(method, lam_bar=schedules.times(0.1, method.lam))
     return replace(method, lam_bar=float(lam_bar))
 
 
 def rule_for(f: Problem, geometry: Geometry, a: Weights, n: int) -> tuple[Rule, Constants]:
-    """The rate that fits the problem: smooth where it knows its L."""
+    """Return the smooth rule if the problem has an L, else the one for bounded gradients."""
     if f.L is None:
         c = constants(f, geometry, "G")
         return rates.bounded(n, c, geometry, a=a), c
     c = constants(f, geometry, "L")
-    rate = rates.smooth if a is uniform else rates.accelerated
+    rate = rates.smooth if a is equal_weights else rates.accelerated
     return rate(n, c, geometry), c
 
 
-def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]:
-    """Every check that applies, for both weights and every lam_bar."""
+def examine(setting: Setting, n: int = N, replicas: int = 8) -> Iterator[Check]:
+    """Yield every check that applies, for both weights and every lam_bar."""
     f = setting.problem()
     geometry = setting.geometry(f)
     h = regulariser(geometry)
-    for a in (uniform, linear):
+    for a in (equal_weights, linear_weights):
         rule, c = rule_for(f, geometry, a, n)
         for lam_bar in LAM_BARS:
             method = with_lam_bar(rule.method, lam_bar)
             t = trace(method, rule.eta, n, f.z0, f.oracle(), a, replicas)
-            yield from _pathwise(t, f)
+            yield from (checks.e1(t), checks.e2(t), checks.online_to_batch(t, f))
             yield checks.regret(t, h, f.x_star)
             if geometry == zoo.GD:
                 yield checks.e3(t, f.x_star)
@@ -101,12 +102,8 @@ def examine(setting: Setting, n: int = 64, replicas: int = 8) -> Iterator[Check]
                 yield checks.gradient_variation(t, f, c, h.space)
 
 
-def _pathwise(t: Trace, f: Problem) -> list[Check]:
-    return [checks.e1(t), checks.e2(t), checks.online_to_batch(t, f)]
-
-
-def rows(setting: Setting) -> list[Row]:
-    """The worst of each check, as lines of the table."""
+def measure(setting: Setting) -> list[Measurement]:
+    """Return the worst result of each check."""
     f = setting.problem()
     worst: dict[str, Check] = {}
     for check in examine(setting):
@@ -114,17 +111,17 @@ def rows(setting: Setting) -> list[Row]:
         if seen is None or not check.ratio <= seen.ratio:
             worst[check.name] = check
     return [
-        Row(
-            name,
-            name,
-            f.name,
-            setting.label,
-            64,
-            check.limit,
-            check.measured,
-            None,
-            "",
-            check.holds,
+        Measurement(
+            key=name,
+            result=name,
+            problem=f.name,
+            setting=setting.label,
+            n=N,
+            bound=check.limit,
+            measured=check.measured,
+            slope=None,
+            promised="",
+            holds=check.holds,
         )
         for name, check in worst.items()
     ]

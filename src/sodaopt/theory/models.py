@@ -1,4 +1,4 @@
-"""Linear models, f(x) = mean_i loss(<a_i, x>, b_i): least absolute deviations, l1, logistic."""
+"""Linear models f(x) = mean_i loss(<a_i, x>, b_i): absolute deviations, l1, logistic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from .spaces import Space, apply
 
 @dataclass(frozen=True)
 class Loss:
-    """Of r = <a, x> and the target b, with its derivative; curvature bounds the second one."""
+    """A loss of the prediction r = <a, x> and the target b.
+
+    slope: its derivative in r
+    curvature: an upper bound of its second derivative, None if it is not smooth
+    """
 
     value: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +36,7 @@ LOGISTIC = Loss(
 class LinearModel:
     """mean_i loss(<a_i, x>, b_i) + ridge/2 ||x||_2^2 + l1 ||x||_1 for a loss with |slope| <= 1.
 
-    The oracle draws `batch` rows with replacement; None means all rows, every time.
+    batch: number of rows that the oracle draws with replacement. None means all rows.
     """
 
     A: Tensor
@@ -59,7 +63,11 @@ class LinearModel:
         return rows.mT @ self.loss.slope(rows @ x, self.b[i, None]) / i.shape[1] + self.penalty(x)
 
     def G(self, space: Space) -> float:
-        """The largest row, or ||A^T s||_*/N over |s_i| <= 1; and the penalty's own."""
+        """Return an upper bound of ||g||_*.
+
+        A gradient of the loss is at most as large as the largest row. Without batches it is also at
+        most max ||A^T s||_*/N over |s_i| <= 1. The l1 penalty adds its own bound.
+        """
         rows = float(space.dual(self.A[..., None]).max())
         fit = rows if self.batch else min(rows, space.operator(self.A) / math.sqrt(len(self.A)))
         return fit + self.l1 * float(space.dual(torch.ones_like(self.A[0, :, None])))
@@ -71,12 +79,15 @@ class LinearModel:
         )
 
     def v(self, space: Space) -> float:
-        """Second moment of a row's gradient; averaging helps in a Hilbert space alone."""
+        """Return a bound of the noise from the second moment of one row's gradient.
+
+        Only in a Hilbert space does averaging over a batch reduce it.
+        """
         size = math.sqrt(float((space.dual(self.A[..., None]) ** 2).mean()))
         return size / math.sqrt(self.batch or 1) if space.hilbert else 2 * size
 
     def problem(self, name: str, minimiser: Tensor) -> Problem:
-        """A ridge has no G, an absolute value no L."""
+        """Return the model as a problem. G is None with a ridge, L for the absolute loss."""
         return Problem(
             name,
             (self.A.shape[1], 1),
@@ -91,10 +102,10 @@ class LinearModel:
 
 
 def least_absolute(N: int = 64, d: int = 8, batch: int | None = 1, seed: int = 3) -> Problem:
-    """f = mean |<a_i, x> - b_i| with rows of length 1 and ||x*|| = 1.
+    """Return f = mean |<a_i, x> - b_i| with rows of length 1 and ||x*|| = 1.
 
-    Half of the rows fit exactly. The others come in pairs, one row twice with residuals of opposite
-    signs, so their subgradients cancel at x* and it is optimal.
+    Half of the rows fit exactly. The other rows come in pairs: a pair is one row twice, with
+    residuals of opposite signs. Their subgradients cancel at x*, so x* is optimal.
     """
     generator = torch.Generator().manual_seed(seed)
     A, x_star, residual = _paired(N, d, generator)
@@ -105,10 +116,10 @@ def least_absolute(N: int = 64, d: int = 8, batch: int | None = 1, seed: int = 3
 
 
 def l1_regression(N: int = 256, d: int = 128, batch: int | None = 1, seed: int = 4) -> Problem:
-    """f = mean |<a_i, x> - b_i| + w ||x||_1 with entries of a_i = +-1 and two nonzeros in x*.
+    """Return f = mean |<a_i, x> - b_i| + w ||x||_1 with entries +-1 and two nonzeros in x*.
 
-    Rows in pairs as in least_absolute, and N/8 rows equal to sign(x*) whose residual is positive:
-    their subgradient at x*, -sign(x*)/8, cancels that of the penalty with w = 1/8.
+    Rows come in pairs as in least_absolute. In addition, N/8 rows equal sign(x*) and have a
+    positive residual. Their subgradient at x*, -sign(x*)/8, cancels that of the penalty, w = 1/8.
     """
     generator = torch.Generator().manual_seed(seed)
     A, _, residual = _paired(N, d, generator)
@@ -121,7 +132,7 @@ def l1_regression(N: int = 256, d: int = 128, batch: int | None = 1, seed: int =
 
 
 def _paired(N: int, d: int, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, a point, and residuals: the first N/2 rows are pairs, the others fit exactly."""
+    """Return rows, a point and residuals. The first N/2 rows are pairs, the others fit exactly."""
     A = torch.randn(N, d, generator=generator, dtype=torch.float64)
     x = torch.randn(d, 1, generator=generator, dtype=torch.float64)
     residual, m = torch.zeros(N, dtype=torch.float64), N // 4
@@ -137,8 +148,11 @@ def logistic(
     batch: int | None = 8,
     rows: slice = slice(None),
 ) -> Problem:
-    """Logistic regression on (some rows of) a data set that comes with scikit-learn: standardised
-    columns and a constant one, the first class against all others, ridge/2 ||x||_2^2."""
+    """Return logistic regression with ridge/2 ||x||_2^2 on a data set of scikit-learn.
+
+    The columns are standardised, and a constant column is added. The label is the first class
+    against all others.
+    """
     A, b = (t[rows] for t in _table(data))
     model = LinearModel(A, b, LOGISTIC, batch, ridge=ridge)
     return model.problem("logistic", _newton(A, b, ridge))
@@ -148,11 +162,11 @@ def _table(data: str) -> tuple[Tensor, Tensor]:
     try:
         from sklearn import datasets
     except ImportError as e:
-        fix = "the data comes with scikit-learn: pip install 'sodaopt[lab]'"
+        fix = "the data needs scikit-learn: pip install 'sodaopt[lab]'"
         raise ModuleNotFoundError(fix, name="scikit-learn") from e
     load = getattr(datasets, f"load_{data}", None)
     if load is None:
-        raise ValueError(f"scikit-learn brings no data set {data!r}; try 'breast_cancer', 'wine'")
+        raise ValueError(f"scikit-learn has no data set {data!r}. Try 'breast_cancer' or 'wine'.")
     X, target = load(return_X_y=True)
     A = torch.tensor(X, dtype=torch.float64)
     A = (A - A.mean(0)) / A.std(0)
@@ -161,7 +175,7 @@ def _table(data: str) -> tuple[Tensor, Tensor]:
 
 
 def _newton(A: Tensor, b: Tensor, ridge: float) -> Tensor:
-    """The minimiser to rounding: Newton's method needs a handful of steps."""
+    """Return the minimiser up to rounding. Newton's method needs only a few steps."""
     x = torch.zeros(A.shape[1], 1, dtype=torch.float64)
     eye = torch.eye(A.shape[1], dtype=torch.float64)
     for _ in range(50):

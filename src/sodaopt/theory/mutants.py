@@ -1,6 +1,6 @@
-"""Wrong versions of the method, each off by what is easy to get wrong, and what notices them.
+"""Wrong versions of the method, each with an easy mistake, and the checks that detect them.
 
-A check that no mutant fails tests nothing: this table is the test of the checks.
+The mutants test the checks: a check that every mutant passes detects nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ Change: TypeAlias = Callable[[Callable[[int], Rule], int], Rule]
 
 @dataclass(frozen=True)
 class Mutant:
-    """change(rule, n) is the rule for n gradients gone wrong; `caught` names a check that fails."""
+    """A rule with a mistake.
+
+    change: (rule, n) -> the wrong rule for n gradients
+    caught: the name of a check that fails, None if every check passes
+    """
 
     name: str
     change: Change
@@ -34,41 +38,41 @@ class Mutant:
     rate: Rate = rates.smooth
 
 
-def _slots(**slots: Any) -> Change:
-    """Other coefficients."""
+def _with(**coefficients: Any) -> Change:
+    """Return a change that replaces coefficients of the method."""
 
     def change(rule: Callable[[int], Rule], n: int) -> Rule:
         right = rule(n)
-        return replace(right, method=replace(right.method, **slots))
+        return replace(right, method=replace(right.method, **coefficients))
 
     return change
 
 
 def _steps(rule: Callable[[int], Rule], n: int) -> Rule:
-    """eta for as many gradients as there are steps."""
+    """Use the eta of n - 1 gradients: a mistake that counts steps instead of gradients."""
     return replace(rule(n), eta=rule(n - 1).eta)
 
 
-def _five(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
-    """5 lam, at most 1."""
+def _five_times(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Number], Number]:
+    """Return the schedule min(1, 5 lam)."""
     return lambda k, lr: min(1.0, 5 * lam(k, lr))
 
 
 ETA_K1 = times(schedules.lr, schedules.over(1, schedules.mean))  # eta (k+1)
 ETA_K2 = times(schedules.lr, schedules.grow)  # eta (k+2)
-FAR = _slots(lam_bar=_five(schedules.uniform))
-FAR_AHEAD = _slots(lam_bar=_five(schedules.accelerated))
+FAR = _with(lam_bar=_five_times(schedules.uniform))
+FAR_AHEAD = _with(lam_bar=_five_times(schedules.accelerated))
 
 MUTANTS = [
-    Mutant("unchanged, smooth", _slots(), None),
-    Mutant("unchanged, bounded gradients", _slots(), None, rates.bounded),
-    Mutant("unchanged, accelerated", _slots(), None, rates.accelerated),
-    Mutant("alpha_bar = 0", _slots(alpha_bar=0.0), "E1"),
-    Mutant("alpha_bar one index off, 1/(k+1)", _slots(alpha_bar=schedules.mean), "E1"),
-    Mutant("gamma = eta (k+1)", _slots(gamma=ETA_K1), "E1"),
-    Mutant("gamma three times too large", _slots(gamma=times(3, ETA_K2)), "E1"),
-    Mutant("alpha = 1/(k+2)", _slots(alpha=schedules.uniform), "E1"),
-    Mutant("lambda = 1/2", _slots(lam=0.5), "E2"),
+    Mutant("unchanged, smooth", _with(), None),
+    Mutant("unchanged, bounded gradients", _with(), None, rates.bounded),
+    Mutant("unchanged, accelerated", _with(), None, rates.accelerated),
+    Mutant("alpha_bar = 0", _with(alpha_bar=0.0), "E1"),
+    Mutant("alpha_bar one index off, 1/(k+1)", _with(alpha_bar=schedules.mean), "E1"),
+    Mutant("gamma = eta (k+1)", _with(gamma=ETA_K1), "E1"),
+    Mutant("gamma three times too large", _with(gamma=times(3, ETA_K2)), "E1"),
+    Mutant("alpha = 1/(k+2)", _with(alpha=schedules.uniform), "E1"),
+    Mutant("lambda = 1/2", _with(lam=0.5), "E2"),
     Mutant("n = steps, not steps + 1", _steps, "counting", rates.bounded),
     Mutant("lambda_bar = 5 lambda, smooth", FAR, None),
     Mutant("lambda_bar = 5 lambda, accelerated", FAR_AHEAD, "corollary", rates.accelerated),
@@ -76,8 +80,11 @@ MUTANTS = [
 
 
 def examine(mutant: Mutant, n: int = 48, replicas: int = 16) -> dict[str, Check]:
-    """All checks on one mutant. The identities and the regret on a noisy run of n gradients, the
-    corollary on one of 8 n, without noise where the rate is a smooth one."""
+    """Return the results of all checks on one mutant, by name.
+
+    The identities and the lemmas are checked on a noisy run of n gradients. The corollary is
+    checked on a run of 8 n gradients, which has no noise if the rate is for smooth problems.
+    """
     noisy, exact, name = _problems(mutant.rate)
     h, c = regulariser(zoo.GD), constants(noisy, zoo.GD, name)
     wrong = mutant.change(lambda n: mutant.rate(n, c), n)
@@ -92,7 +99,7 @@ def examine(mutant: Mutant, n: int = 48, replicas: int = 16) -> dict[str, Check]
 
 
 def _problems(rate: Rate) -> tuple[Problem, Problem, str]:
-    """A noisy problem, the one for the corollary, and the constant that the rate needs."""
+    """Return a noisy problem, the problem of the corollary, and the constant for the rate."""
     if rate is rates.bounded:
         return least_absolute(), least_absolute(), "G"
     return hard_quadratic().noisy(0.3), hard_quadratic(), "L"

@@ -1,6 +1,6 @@
-"""Convex problems that know their minimiser, L, G and noise, in whatever norm is asked for.
+"""Convex problems with a known minimiser, and with L, G and noise known in any norm.
 
-A point is a stack (replicas, o, i): independent runs side by side, a vector as a column.
+A point is a stack (replicas, o, i) of independent runs. A vector is a column.
 """
 
 from __future__ import annotations
@@ -31,11 +31,15 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """minimise f. What is not known stays None, and whoever needs it asks for it by name.
+    """A function f to minimise, with the constants that the bounds need.
 
-    value(x) is f of each variable of the stack, gradient(x) a subgradient (autograd's if None),
-    sample(x, generator) the stochastic oracle (the gradient itself if None). L, G and v are numbers
-    or functions of the norm. interior: grad f(x*) = 0; else x* lies on the boundary of a ball.
+    value: x -> f of each variable of the stack
+    gradient: x -> a subgradient. None means autograd.
+    sample: (x, generator) -> a stochastic gradient. None means the exact gradient.
+    minimiser, L, G, v: constants, or None if unknown. A bound that needs an unknown one raises an
+        error that names it. L, G and v are numbers or functions of the norm.
+    interior: True if grad f(x*) = 0, False if x* is on the boundary of a ball
+    start: z0, the origin by default
     """
 
     name: str
@@ -52,7 +56,7 @@ class Problem:
 
     @property
     def z0(self) -> Tensor:
-        """Where runs start, and the centre of the regulariser: the origin unless told otherwise."""
+        """The start of every run and the centre of the regulariser. The default is the origin."""
         return torch.zeros(self.shape, dtype=torch.float64) if self.start is None else self.start
 
     @property
@@ -66,7 +70,7 @@ class Problem:
         return self.sample is not None
 
     def constant(self, name: str, space: Space) -> float:
-        """L, G or v in this norm."""
+        """Return L, G or v in this norm."""
         c = getattr(self, name)
         if name == "v" and not self.stochastic:
             return 0.0
@@ -75,10 +79,10 @@ class Problem:
         return float(c(space) if callable(c) else c)
 
     def _missing(self, name: str) -> str:
-        return f"{self.name} does not know {name}, {NAMES[name]}: give Problem(..., {name}=...)"
+        return f"{self.name} does not know {name}, {NAMES[name]}. Set Problem(..., {name}=...)."
 
     def gap(self, x: Tensor) -> Tensor:
-        """f(x) - f(x*) of each variable of the stack."""
+        """Return f(x) - f(x*) of each variable of the stack."""
         return self.value(x) - self.value(self.x_star[None])
 
     def grad(self, x: Tensor) -> Tensor:
@@ -90,14 +94,14 @@ class Problem:
         return g
 
     def oracle(self, seed: int = 0) -> Callable[[int, Tensor], Tensor]:
-        """(k, y) -> g^k, with a random stream of its own."""
+        """Return the function (k, y) -> g^k. It draws from its own random generator."""
         if self.sample is None:
             return lambda k, y: self.grad(y)
         sample, generator = self.sample, torch.Generator().manual_seed(seed)
         return lambda k, y: sample(y, generator)
 
     def noisy(self, v: float) -> Problem:
-        """The same problem with Gaussian noise on the gradient: E ||noise||_2^2 = v^2, exactly."""
+        """Return this problem with Gaussian gradient noise, E ||noise||_2^2 = v^2."""
         scale = v / math.sqrt(math.prod(self.shape))
 
         def sample(x: Tensor, generator: Generator) -> Tensor:
@@ -110,16 +114,18 @@ class Problem:
         return replace(self, name=f"{self.name}, noisy", sample=sample, v=in_norm, G=None)
 
     def at(self, start: Tensor) -> Problem:
-        """The same problem from another z0."""
+        """Return this problem with another z0."""
         if start.shape != self.shape:
-            raise ValueError(f"z0 is {times(start.shape)}, the variable {times(self.shape)}")
+            raise ValueError(
+                f"z0 is {times(start.shape)}, but {self.name} has a variable of {times(self.shape)}"
+            )
         return replace(self, start=start)
 
 
 def measured_noise(
     problem: Problem, space: Space, points: Tensor, samples: int = 200, seed: int = 0
 ) -> float:
-    """v as measured: the largest root mean square of ||g - grad f||_* among points (n, o, i)."""
+    """Return the largest root mean square of ||g - grad f||_* among points (n, o, i)."""
     oracle, worst = problem.oracle(seed), 0.0
     for x in points:
         stack = x.expand(samples, *x.shape)
@@ -132,13 +138,17 @@ def measured_noise(
 
 
 def rotation(d: int, generator: Generator) -> Tensor:
-    """A random orthogonal basis: no method gains by looking at coordinates."""
+    """Return a random orthogonal basis, so that no method can exploit the coordinates."""
     Q: Tensor = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64)).Q
     return Q
 
 
 def quadratic(spectrum: Tensor, offset: Tensor, seed: int = 0) -> Problem:
-    """f = 1/2 <x - x*, Q (x - x*)>; Q has the eigenvalues `spectrum`, x* those coordinates."""
+    """Return f = 1/2 <x - x*, Q (x - x*)> with a random eigenbasis of Q.
+
+    spectrum: the eigenvalues of Q
+    offset: the coordinates of x* in the eigenbasis
+    """
     V = rotation(len(spectrum), torch.Generator().manual_seed(seed))
     A = spectrum.sqrt()[:, None] * V.mT  # Q = A^T A
     Q, x_star = A.mT @ A, V @ offset[:, None]
@@ -153,24 +163,26 @@ def quadratic(spectrum: Tensor, offset: Tensor, seed: int = 0) -> Problem:
 
 
 def hard_quadratic(d: int = 64, L: float = 1.0, tilt: float = 0.06) -> Problem:
-    """Eigenvalues from L down to 1e-6 L, evenly on a log scale, and as much of x* along each.
+    """Return a quadratic on which gradient descent is as slow as its bound, with ||x*|| = 1.
 
-    Then sum l_i c_i^2 (1 - l_i/L)^(2n) falls as 1/n: gradient descent is no faster than its bound,
-    and neither is any method of the same order. A little less along the small ones (`tilt`) keeps
-    the measured slopes from starting above their limits. ||x*|| = 1.
+    The eigenvalues l_i lie between 1e-6 L and L, evenly on a log scale, and x* has equal
+    coordinates c_i. Then sum l_i c_i^2 (1 - l_i/L)^(2n) falls as 1/n for gradient descent and for
+    other methods of the same order. `tilt` makes the coordinates of small eigenvalues a little
+    smaller. Without it, the measured slopes start above their limits.
     """
     spectrum = L * torch.logspace(-6, 0, d, dtype=torch.float64)
     offset = (spectrum / L) ** (tilt / 2)
     return quadratic(spectrum, offset / offset.norm())
 
 
-# -- on a ball: the minimiser is on its boundary, by construction ----------------------------------
+# -- problems on a ball, with the minimiser on its boundary ----------------------------------------
 
 
 def box(d: int = 20, seed: int = 1) -> Problem:
-    """f = 1/2 <x - b, Q (x - b)> on max |x_j| <= 1: half of x* at its bounds, half inside.
+    """Return f = 1/2 <x - b, Q (x - b)> on max |x_j| <= 1, with half of x* at the bounds.
 
-    Q (x* - b) = -c with c_j of the sign of x*_j at the bounds and 0 inside makes x* optimal.
+    x* is optimal because Q (x* - b) = -c, where c_j has the sign of x*_j if that coordinate is at
+    a bound and c_j = 0 otherwise.
     """
     generator = torch.Generator().manual_seed(seed)
     V = rotation(d, generator)
@@ -193,10 +205,10 @@ def box(d: int = 20, seed: int = 1) -> Problem:
 
 
 def spectral(o: int = 6, i: int = 8, seed: int = 2) -> Problem:
-    """f = 1/2N ||X A - B||_F^2 on sigma_max(X) <= 1: half of x*'s singular values are 1.
+    """Return f = 1/2N ||X A - B||_F^2 on sigma_max(X) <= 1. Half of X*'s singular values are 1.
 
-    B = X* A + N C (A A^T)^-1 A has grad f(X*) = -C; with C = U_1 P V_1^T, P >= 0 along the singular
-    vectors whose value is 1, X* is optimal.
+    B = X* A + N C (A A^T)^-1 A makes grad f(X*) = -C. X* is optimal because C = U_1 P V_1^T with
+    P >= 0, where U_1 and V_1 are the singular vectors of X* with singular value 1.
     """
     generator = torch.Generator().manual_seed(seed)
     N = 4 * i

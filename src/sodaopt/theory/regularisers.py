@@ -1,12 +1,14 @@
-"""Regularisers h with a known modulus of strong convexity, and the mirror maps torch lacks.
+"""Regularisers h with a known modulus of strong convexity, and their mirror maps.
 
-Every h here is smallest at the centre z0, so R = h(x*) - inf h is a function of x* - z0.
+Every h here has its minimum at the centre z0, so R = h(x*) - inf h is a function of x* - z0.
 
-    Sharp(Euclidean())         1/2 ||u||_2^2                           mu = 1 in l2
-    Clip(Euclidean(), r)       the same on the ball of radius r        mu = 1/r^2 in l2
+    Sharp(Euclidean(), r)      1/2 ||u/r||_2^2                         mu = 1/r^2 in l2
+    Clip(Euclidean(), r)       1/2 ||u/r||_2^2 if ||u||_2 <= r         mu = 1/r^2 in l2
     FixedMetric(H)             1/2 <u, H u>                            mu = 1 in ||.||_H
     PNorm(p), 1 < p <= 2       1/2 ||u||_p^2                           mu = p - 1 in l_p
-    Smoothed(h, tau)           h + tau/2 ||u||_2^2 for any ball, sharp or clip; mu = tau in l2
+    Smoothed(h, tau)           h + tau/2 ||u||_2^2                     mu = tau in l2
+
+The h of Smoothed is any ball, sharp or clip.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from sodaopt._errors import times
 from sodaopt.geometry import Ball, Clip, Context, Geometry, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.scales import unit
@@ -30,7 +33,10 @@ from .spaces import Lp, Metric, Space, apply, dot, length
 
 @dataclass(frozen=True)
 class Regulariser:
-    """h and its facts: mu-strongly convex in the norm of `space`; gap(u) = h(z0 + u) - inf h."""
+    """A function h that is mu-strongly convex in the norm of `space`.
+
+    gap: the function u -> h(z0 + u) - inf h
+    """
 
     geometry: Geometry
     space: Space
@@ -40,18 +46,37 @@ class Regulariser:
 
 @dataclass(frozen=True, eq=False)
 class FixedMetric(Geometry):
-    """h = 1/2 <u, H u>: u = -gamma H^-1 m_bar for one positive definite H."""
+    """h = 1/2 <u, H u> with the map u = -gamma H^-1 m_bar.
+
+    H: a positive definite d x d matrix, symmetric up to 16 d eps max|H| with the eps of its dtype
+
+    A product such as A A^T is symmetric only up to rounding on some CPUs. The geometry therefore
+    keeps (H + H^T)/2.
+    """
 
     H: Tensor
 
     def __post_init__(self) -> None:
-        if torch.linalg.cholesky_ex(self.H).info != 0 or not self.H.equal(self.H.mT):
-            raise ValueError("a fixed metric needs a symmetric positive definite H")
+        if self.H.dim() != 2 or self.H.shape[0] != self.H.shape[1]:
+            raise ValueError(f"H must be a square matrix, got {times(self.H.shape)}")
+        error, largest = float((self.H - self.H.mT).abs().max()), float(self.H.abs().max())
+        if not error <= 16 * len(self.H) * torch.finfo(self.H.dtype).eps * largest:
+            raise ValueError(
+                f"H must be symmetric, but H and H^T differ by up to {error:.2g}. "
+                "Pass (H + H.mT) / 2 if that is the metric you want."
+            )
+        object.__setattr__(self, "H", (self.H + self.H.mT) / 2)
+        if torch.linalg.cholesky_ex(self.H).info != 0:
+            raise ValueError(
+                "H must be positive definite, but it has an eigenvalue that is zero or negative. "
+                "Add a multiple of the identity."
+            )
 
     def check(self, shape: Shape) -> None:
         if len(shape) < 2 or shape[-2] != len(self.H):
+            d = len(self.H)
             raise ValueError(
-                f"H is {len(self.H)} x {len(self.H)}: the variable must be (..., o, i)"
+                f"H is {d}x{d}, so the parameter must be (..., {d}, i), got {times(shape)}"
             )
 
     @cached_property
@@ -65,15 +90,18 @@ class FixedMetric(Geometry):
 
 @dataclass(frozen=True)
 class PNorm(Geometry):
-    """h = 1/2 ||u||_p^2: u = -gamma ||m_bar||_q^(2-q) |m_bar|^(q-1) sign(m_bar), 1/p + 1/q = 1."""
+    """h = 1/2 ||u||_p^2 with u = -gamma ||m_bar||_q^(2-q) |m_bar|^(q-1) sign(m_bar).
+
+    p: in (1, 2], with 1/p + 1/q = 1
+    """
 
     p: float
 
     def __post_init__(self) -> None:
         if not 1 < self.p <= 2:
             raise ValueError(
-                f"1/2 ||.||_p^2 is strongly convex for 1 < p <= 2 only, got p = {self.p}; "
-                "near l1 take p = 1 + 1/log(d)"
+                f"1/2 ||.||_p^2 is strongly convex only if 1 < p <= 2, got p = {self.p}. "
+                "For a norm close to l1, use p = 1 + 1/log(d)."
             )
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, at: Context) -> list[Tensor]:
@@ -82,18 +110,20 @@ class PNorm(Geometry):
     def _map(self, d: Tensor) -> Tensor:
         q = self.p / (self.p - 1)
         size = length(d, q)
-        share = d.abs() / size.clamp(min=1e-300)  # first, or |d|^(q-1) underflows
+        share = d.abs() / size.clamp(min=1e-300)  # divide first: |d|^(q-1) may underflow
         u: Tensor = size * share ** (q - 1) * d.sign()
         return u
 
 
 @dataclass(frozen=True)
 class Smoothed(Geometry):
-    """h + tau/2 ||u||_2^2 for a ball, sharp or clip h: u = -min(gamma s/tau, t) along m_bar,
+    """h + tau/2 ||u||_2^2 for a ball, sharp or clip h. The second term makes it strongly convex.
 
-    with s the sizes of m_bar (entries, singular values or length) and t the level where h stops
-    them. For a ball t is its radius, so u is the projection of -gamma m_bar/tau; not a clip, which
-    would scale all of it. For a sharp, t = max_j (gamma s_1 + ... + gamma s_j)/(1/r^2 + j tau).
+    The map replaces the sizes s of m_bar by -min(gamma s/tau, t). The sizes are the absolute
+    entries, the singular values or the Euclidean length, and t is the largest size that h allows.
+    For a ball, t is the radius r, so u is the projection of -gamma m_bar/tau onto the ball. (A clip
+    would scale all sizes by one factor.) For a sharp with sizes in descending order,
+    t = max_j (gamma s_1 + ... + gamma s_j)/(1/r^2 + j tau).
     """
 
     h: Ball | Sharp | Clip
@@ -102,14 +132,16 @@ class Smoothed(Geometry):
 
     def __post_init__(self) -> None:
         if not self.tau > 0:
-            raise ValueError(f"tau must be positive, got {self.tau}: without it h stays as it was")
+            raise ValueError(f"tau must be positive, got {self.tau}")
         if not isinstance(self.h, Ball | Sharp | Clip):
             raise TypeError(f"Smoothed takes a Ball, a Sharp or a Clip, got {self.h!r}")
         if not isinstance(self.h.norm, Sign | Spectral | Euclidean):
-            raise TypeError(f"no smoothed map for {self.h.norm!r}: take Sign, Spectral, Euclidean")
+            raise TypeError(
+                f"Smoothed has no map for {self.h.norm!r}. Use Sign, Spectral or Euclidean."
+            )
         if callable(self.h.radius):
             raise TypeError(
-                "Smoothed takes a fixed radius, not a schedule: the theory's h is fixed"
+                "Smoothed takes a number as radius, not a schedule, because the theory's h is fixed"
             )
 
     def check(self, shape: Shape) -> None:
@@ -123,7 +155,7 @@ class Smoothed(Geometry):
         return rebuild((gamma * s / self.tau).minimum(self._level(gamma * s, r)))
 
     def _level(self, s: Tensor, r: float) -> Tensor:
-        """t of each row of s."""
+        """Return t for each row of s."""
         top = torch.full_like(s[:, :1], torch.inf if isinstance(self.h, Sharp) else r)
         if isinstance(self.h, Ball):
             return top
@@ -133,7 +165,10 @@ class Smoothed(Geometry):
 
 
 def _sizes(norm: Norm, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What the norm measures of each variable, as rows, and u back from new sizes (downhill)."""
+    """Return the sizes that the norm measures, and a function that makes u from new sizes.
+
+    Each row holds the sizes of one variable. u points against d.
+    """
     f = norm.view(d.shape)
     X = f.fold(d)
     if isinstance(norm, Sign):
@@ -146,12 +181,15 @@ def _sizes(norm: Norm, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def clip(radius: float) -> Clip:
-    """1/2 ||u||_2^2 on the Euclidean ball; of a stack, each variable has its own ball."""
+    """Return 1/2 ||u/radius||_2^2 on the Euclidean ball. Each variable of a stack has its own."""
     return Clip(Euclidean(view=matrix), radius)
 
 
 def regulariser(geometry: Geometry) -> Regulariser:
-    """The facts of a geometry; one that is not strongly convex is refused, for no bound holds."""
+    """Return h, its norm and its modulus for a geometry.
+
+    Raise ValueError if h is not strongly convex, because then no bound holds.
+    """
     match geometry:
         case FixedMetric(H):
             space = Metric(H)
@@ -165,13 +203,12 @@ def regulariser(geometry: Geometry) -> Regulariser:
             mu = 1 / geometry.radius**2
             return Regulariser(geometry, Lp(), mu, lambda u: _base(geometry, u))
     raise ValueError(
-        f"{name(geometry)} is not strongly convex, so no bound holds for it. Smooth it, "
-        f"h + tau psi: {_fix(geometry)}"
+        f"{name(geometry)} is not strongly convex, so no bound holds for it. {_fix(geometry)}"
     )
 
 
 def name(geometry: Geometry) -> str:
-    """Ball(Sign()), not the whole record."""
+    """Return a short name such as Ball(Sign()), without the other fields."""
     inside = getattr(geometry, "norm", None) or getattr(geometry, "h", None)
     if isinstance(inside, Geometry):
         return f"{type(geometry).__name__}({name(inside)})"
@@ -183,19 +220,19 @@ def _euclidean(norm: Norm) -> bool:
 
 
 def _base(h: Ball | Sharp | Clip, u: Tensor) -> Tensor:
-    """h(z0 + u) - inf h: the square of the norm, the indicator of the ball, or their sum."""
+    """Return h(z0 + u) - inf h: the squared norm, the indicator of the ball, or their sum."""
     u = u if u.dim() == 3 else u[None]
-    if isinstance(h.norm, Euclidean):  # whose view may be the whole stack
+    if isinstance(h.norm, Euclidean):  # h.norm.norm may measure the whole stack as one
         size = Lp().norm(u) / h.norm.width(u.shape)
     else:
         size = h.norm.norm(u)
     size = size / float(h.radius)  # type: ignore[arg-type]
     square = torch.zeros_like(size) if isinstance(h, Ball) else size**2 / 2
-    outside = size > 1 + 1e-12  # rounding may put a point of the boundary there
+    outside = size > 1 + 1e-12  # a point on the boundary may be outside by rounding
     return square if isinstance(h, Sharp) else square.masked_fill(outside, torch.inf)
 
 
 def _fix(geometry: Geometry) -> str:
     if isinstance(geometry, Ball | Sharp | Clip):
-        return f"theory.Smoothed({name(geometry)}, tau=1.0)"
-    return "theory.Smoothed(Ball(Sign()), tau=1.0) is one, FixedMetric(H) and PNorm(p) are others"
+        return f"Smooth it, h + tau/2 ||u||^2: theory.Smoothed({name(geometry)}, tau=1.0)"
+    return "Use theory.FixedMetric(H), theory.PNorm(p) or theory.Smoothed(Ball(Sign()), tau=1.0)."

@@ -1,4 +1,4 @@
-"""What was measured, for people and for files: the table, JSON, CSV and the numbers of a page."""
+"""Write a study as a table, as JSON and CSV, and as the numbers in a page of the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checks import CONFIDENCE
 from .compare import GRID, METHODS, NS
-from .experiments import CASES, REPLICAS, Row
+from .experiments import CASES, REPLICAS, Measurement
 from .study import Study
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ COLUMNS = ("result", "problem", "setting", "n", "bound", "measured", "slope", "p
 
 
 def number(x: float | None) -> str:
-    """Three digits; nothing where there is nothing to say."""
+    """Return x with three digits, or an empty string for None and NaN."""
     if x is None or math.isnan(x):
         return ""
     return "diverges" if math.isinf(x) else f"{x:.3g}"
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Measurement) -> list[str]:
     slope = "" if row.slope is None else number(round(row.slope, 2) + 0.0)
     return [
         row.result, row.problem, row.setting, str(row.n), number(row.bound), number(row.measured),
@@ -37,9 +37,12 @@ def cells(row: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def condensed(rows: Iterable[Row]) -> list[Row]:
-    """One line for each identity and lemma, its worst setting; the regret one by regulariser."""
-    groups: dict[str, list[Row]] = {}
+def condensed(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Return one row for each identity and lemma, from its worst setting.
+
+    The regret bound has one row for each regulariser.
+    """
+    groups: dict[str, list[Measurement]] = {}
     for row in rows:
         key = f"{row.key}, {row.setting}" if row.key == "ODA regret" else row.key
         groups.setdefault(slug(key), []).append(row)
@@ -57,8 +60,11 @@ ORDER = ("E1", "E2", "E3", "ODA regret", "online-to-batch", "online-to-batch, sm
          "tandem", "anchor")  # fmt: skip
 
 
-def table(rows: Iterable[Row], width: int) -> Table:
-    """For a terminal of this width; a narrow one gets the words in one column, and no promises."""
+def table(rows: Iterable[Measurement], width: int) -> Table:
+    """Return the table for a terminal of this width.
+
+    A narrow table has result, problem and setting in one column and no promised slopes.
+    """
     from rich import box
     from rich.table import Table
 
@@ -76,7 +82,7 @@ def table(rows: Iterable[Row], width: int) -> Table:
 
 
 def comparison(study: Study) -> Table:
-    """Mean gap after the largest n with the best learning rate: methods by problems."""
+    """Return the mean gaps at the largest n with the best learning rate, methods by problems."""
     from rich import box
     from rich.table import Table
 
@@ -110,20 +116,20 @@ def _comparison(study: Study) -> tuple[list[str], list[list[str]]]:
 
 
 def write(study: Study, out: Path) -> list[Path]:
-    """theory.json with everything, theory.csv with the rows of every setting."""
+    """Write theory.json with the whole study and theory.csv with the rows of every setting."""
     out.mkdir(parents=True, exist_ok=True)
-    whole = out / "theory.json"
-    whole.write_text(json.dumps(_plain(asdict(study)), indent=1, allow_nan=False) + "\n")
-    lines = out / "theory.csv"
-    with lines.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
+    everything = out / "theory.json"
+    everything.write_text(json.dumps(_plain(asdict(study)), indent=1, allow_nan=False) + "\n")
+    table = out / "theory.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Measurement)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in study.rows)
-    return [whole, lines]
+    return [everything, table]
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
+    """Replace NaN and infinity by None, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: _plain(v) for key, v in value.items()}
     if isinstance(value, list):
@@ -133,24 +139,27 @@ def _plain(value: Any) -> Any:
 
 # -- the page -------------------------------------------------------------------------------------
 
-MARK = re.compile(r"(<!-- begin (?P<key>[^ ]+) -->)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- begin (?P<key>[^ ]+) -->)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
 
 
 def fill(page: str, study: Study) -> str:
-    """Put the numbers between `<!-- begin KEY -->` and `<!-- end -->`, in a line or as a block."""
+    """Insert the numbers between `<!-- begin KEY -->` and `<!-- end -->`, inline or as blocks."""
     values = numbers(study)
 
     def put(match: re.Match[str]) -> str:
         key = match["key"]
         if key not in values:
-            raise ValueError(f"the page asks for {key!r}, which the study does not have")
+            raise ValueError(
+                f"the page has a marker for {key!r}, which the study does not have. "
+                f"Known keys: {', '.join(sorted(values))}"
+            )
         return f"{match[1]}{values[key]}{match[4]}"
 
-    return MARK.sub(put, page)
+    return MARKER.sub(put, page)
 
 
 def numbers(study: Study) -> dict[str, str]:
-    """Everything a page can ask for: tables by result, and of each row its numbers by key."""
+    """Return the texts that a page can contain: tables by result, and the numbers of each row."""
     rows, out = condensed(study.rows), {}
     for result in ORDER:
         out[f"table.{slug(result)}"] = markdown(row for row in rows if row.result == result)
@@ -171,16 +180,16 @@ def numbers(study: Study) -> dict[str, str]:
 
 
 def slug(text: str) -> str:
-    """'lam_bar = 0' -> 'lam_bar-0'."""
+    """Return text as a key: 'lam_bar = 0' becomes 'lam_bar-0'."""
     return re.sub(r"[^a-z0-9_+]+", "-", text.lower()).strip("-")
 
 
-# a bar would end the cell; the rest is for the eye
+# A bar would end the cell of a table. The other replacements are easier to read.
 GLYPHS = {"1/2||.||_p^2": "½‖·‖ₚ²", "lam_bar": "λ̄", "lam/10": "λ/10", "+-": "±", "<=": "≤"}
 
 
-def markdown(rows: Iterable[Row]) -> str:
-    """A table without the columns that no row fills."""
+def markdown(rows: Iterable[Measurement]) -> str:
+    """Return a table without its empty columns."""
     lines = [cells(row) for row in rows]
     used = [j for j in range(len(COLUMNS)) if any(line[j] for line in lines)]
     return _markdown([COLUMNS[j] for j in used], [[line[j] for j in used] for line in lines])
@@ -198,6 +207,6 @@ def _mutants(study: Study) -> str:
     names = list(dict.fromkeys(name for found in study.mutants.values() for name in found))
     lines = []
     for mutant, found in study.mutants.items():
-        marks = [("passes" if found[n].holds else "**fails**") if n in found else "" for n in names]
-        lines.append([mutant, *marks])
+        results = {name: "passes" if check.holds else "**fails**" for name, check in found.items()}
+        lines.append([mutant, *(results.get(name, "") for name in names)])
     return _markdown(["mutant", *names], lines)

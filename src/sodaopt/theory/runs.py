@@ -1,6 +1,6 @@
-"""Run a method with the library's own optimizer and keep what the theorems speak about.
+"""Run a method with the library's optimizer and record the quantities of the theorems.
 
-Indexing is the paper's: n gradients g^0 ... g^{n-1}, n - 1 calls of step(), output x^{n-1}.
+The indices are the paper's: n gradients g^0 ... g^{n-1}, n - 1 calls of step(), output x^{n-1}.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Weights: TypeAlias = Callable[[Number], Number]
 
 
 class Point(NamedTuple):
-    """Before step k: the parameter y^k, the gradient g^k there, and the optimizer."""
+    """The state before step k: the parameter y^k, its gradient g^k and the optimizer."""
 
     k: int
     y: Tensor
@@ -36,7 +36,7 @@ class Point(NamedTuple):
     optimizer: SODA
 
     def x(self) -> Tensor:
-        """x^k, the output of the method so far."""
+        """Return x^k, the output of the method so far."""
         self.optimizer.eval()
         x = self.y.detach().clone()
         self.optimizer.train()
@@ -46,9 +46,9 @@ class Point(NamedTuple):
 def walk(
     method: Method, eta: float, n: int, x0: Tensor, oracle: Oracle, replicas: int = 1
 ) -> Iterator[Point]:
-    """n gradients and n - 1 steps of SODA from x0, on a stack of independent replicas."""
+    """Run n - 1 steps of SODA from x0 on a stack of independent replicas, and yield n points."""
     p = x0.detach().expand(replicas, *x0.shape).clone().requires_grad_()
-    _check_rows(method.geometry, p.shape)
+    _check_replicas(method.geometry, p.shape)
     optimizer = SODA([p], eta, method)
     for k in range(n):
         g = oracle(k, p.detach())
@@ -68,7 +68,10 @@ def gaps(
     seed: int = 0,
     stop: float = torch.inf,
 ) -> dict[int, Tensor]:
-    """f(x^{n-1}) - f* of each replica for every n in ns, all from one run; ends above `stop`."""
+    """Return f(x^{n-1}) - f* of each replica for every n in ns, all from one run.
+
+    stop: the run ends early when a gap exceeds this number
+    """
     out = {}
     for at in walk(method, eta, max(ns), problem.z0, problem.oracle(seed), replicas):
         if at.k + 1 in ns:
@@ -79,24 +82,27 @@ def gaps(
     return out
 
 
-def _check_rows(geometry: Geometry, shape: Shape) -> None:
-    """A norm over the whole stack would couple the replicas."""
-    base = geometry.base if isinstance(geometry, _Tape) else geometry
+def _check_replicas(geometry: Geometry, shape: Shape) -> None:
+    """Raise ValueError if the geometry's norm spans the stack, which would couple the replicas."""
+    base = geometry.base if isinstance(geometry, _Recorder) else geometry
     base = base.h if isinstance(base, Smoothed) else base
     linear = isinstance(base, Sharp) and isinstance(base.norm, Euclidean)
     if isinstance(base, Ball | Sharp | Clip) and not linear and base.norm.view(shape).n != shape[0]:
         raise ValueError(
-            f"{name(base)} measures {shape[0]} replicas as one: give its norm view=matrix"
+            f"{name(base)} measures {shape[0]} replicas as one. Set view=matrix on its norm."
         )
 
 
-# -- with everything kept -------------------------------------------------------------------------
+# -- runs with a record ---------------------------------------------------------------------------
 
 
 class Trace(NamedTuple):
-    """x, y, z, g: (n, replicas, o, i). dual: gamma_k m_bar^{k+1} of each step, (n-1, ...).
+    """The record of a run.
 
-    a: the weights a_0 ... a_n that the method was made of; A: their sums A_0 ... A_n.
+    x, y, z, g: the iterates and gradients, (n, replicas, o, i)
+    dual: gamma_k m_bar^{k+1} of each step, (n-1, replicas, o, i)
+    a: the weights a_0 ... a_n of the method
+    A: their sums A_0 ... A_n
     """
 
     x: Tensor
@@ -114,11 +120,11 @@ class Trace(NamedTuple):
 
     @property
     def w(self) -> Tensor:
-        """a_0 ... a_{n-1} as a column, to weigh (n, replicas)."""
+        """a_0 ... a_{n-1} as a column, to multiply tensors of shape (n, replicas)."""
         return self.a[: self.n, None]
 
     def variation(self) -> Tensor:
-        """g^k - g^{k-1} with g^{-1} = 0."""
+        """Return g^k - g^{k-1} with g^{-1} = 0."""
         return torch.cat([self.g[:1], self.g[1:] - self.g[:-1]])
 
 
@@ -131,11 +137,14 @@ def trace(
     a: Weights,
     replicas: int = 1,
 ) -> Trace:
-    """A run with its history. The centre must be fixed: z0 (init), or 0 (origin)."""
-    taped = _Taped(method, eta, x0)
+    """Run a method with a fixed centre (init or origin) and return its record.
+
+    a: the weights that the method was made from
+    """
+    recorded = _RecordedRun(method, eta, x0)
     xs, ys, zs, gs, duals = [], [], [], [], []
-    for at in walk(taped.method, eta, n, x0, oracle, replicas):
-        dual, z = taped.read(at)
+    for at in walk(recorded.method, eta, n, x0, oracle, replicas):
+        dual, z = recorded.read(at)
         xs.append(at.x())
         ys.append(at.y.detach().clone())
         zs.append(z)
@@ -146,32 +155,32 @@ def trace(
     return Trace(x, y, z, g, dual[1:], eta, weights, weights.cumsum(0))
 
 
-def metered(
+def gaps_and_regret(
     problem: Problem, rule: Run, ns: Sequence[int], h: Regulariser, replicas: int = 1, seed: int = 0
 ) -> tuple[dict[int, Tensor], float]:
-    """`gaps` of a rule, and the largest share of the regret bound that a replica used up by then.
+    """Return the gaps of a rule by n, and the largest ratio of regret to bound of a replica.
 
-    Nothing is kept but the two sums, so it is for long runs.
+    Only the two sums are kept, so the memory does not grow with n.
     """
-    taped, x = _Taped(rule.method, rule.eta, problem.z0), problem.x_star
+    recorded, x = _RecordedRun(rule.method, rule.eta, problem.z0), problem.x_star
     R, out, share = h.gap((x - problem.z0)[None]), {}, 0.0
     regret = variation = g = torch.zeros((), dtype=torch.float64)
-    points = walk(taped.method, rule.eta, max(ns), problem.z0, problem.oracle(seed), replicas)
+    points = walk(recorded.method, rule.eta, max(ns), problem.z0, problem.oracle(seed), replicas)
     for at in points:
-        (_, z), a, before = taped.read(at), float(rule.a(at.k)), g
+        (_, z), a, before = recorded.read(at), float(rule.a(at.k)), g
         g = at.g
         regret = regret + a * dot(g, z - x)
         variation = variation + a**2 * h.space.dual(g - before) ** 2
         if at.k + 1 in ns:
             out[at.k + 1] = problem.gap(at.x())
             bound = R / rule.eta + rule.eta / (2 * h.mu) * variation
-            used = (regret / bound).nan_to_num(nan=torch.inf)  # max() would pass over a NaN
+            used = (regret / bound).nan_to_num(nan=torch.inf)  # Python's max() ignores a NaN
             share = max(share, float(used.max()))
     return out, share
 
 
 class Run(Protocol):
-    """What a run needs of a rule."""
+    """The part of a rule that a run reads."""
 
     @property
     def method(self) -> Method: ...
@@ -181,35 +190,37 @@ class Run(Protocol):
     def a(self) -> Weights: ...
 
 
-class _Taped:
-    """A method whose geometry writes down what it is asked for, and z read from that."""
+class _RecordedRun:
+    """A method whose geometry records its calls, so that z can be reconstructed."""
 
     def __init__(self, method: Method, eta: float, x0: Tensor) -> None:
         if method.centre == "last":
             raise ValueError(
-                f"{method.name} has no fixed centre: the theory needs init (or origin)"
+                f"{method.name} has no fixed centre. The theory needs centre='init' or 'origin'."
             )
-        # homogeneous where the geometry is, so that the optimizer takes the same path as without
-        self.tape = (_Tape if method.geometry.homogeneous else _FixedTape)(method.geometry)
-        self.method = replace(method, geometry=self.tape)
+        # Same homogeneity as the geometry, so that the optimizer takes the same code path.
+        self.recorder = (_Recorder if method.geometry.homogeneous else _UnscaledRecorder)(
+            method.geometry
+        )
+        self.method = replace(method, geometry=self.recorder)
         self.eta, self.past = eta, method.memory
         self.centre = x0 if method.centre == "init" else torch.zeros_like(x0)
 
     def read(self, at: Point) -> tuple[Tensor, Tensor]:
-        """gamma_{k-1} m_bar^k and z^k; before the first step 0 and x^0."""
+        """Return gamma_{k-1} m_bar^k and z^k. Before the first step these are 0 and x^0."""
         if at.k == 0:
             return torch.zeros_like(at.y), at.y.detach().clone()
-        gamma, m_bar, u = self.tape.log.pop()
+        gamma, m_bar, u = self.recorder.log.pop()
         self.past = self.method.advance(self.past, at.k - 1, self.eta)
         lam = 1.0
-        if self.method.fused and self.tape.homogeneous:  # the map was given lam gamma
+        if self.method.fused and self.recorder.homogeneous:  # the map received lam gamma
             lam = float(self.method.coefs(at.k - 1, self.eta, self.past).lam)
         return gamma / lam * m_bar, self.centre + u / lam
 
 
 @dataclass(frozen=True, eq=False)
-class _Tape(Geometry):
-    """A geometry that writes down (gamma, m_bar, u) as the optimizer calls it."""
+class _Recorder(Geometry):
+    """A geometry that records (gamma, m_bar, u) of each call."""
 
     base: Geometry
     log: list[tuple[float, Tensor, Tensor]] = field(default_factory=list)
@@ -226,5 +237,7 @@ class _Tape(Geometry):
         return u
 
 
-class _FixedTape(_Tape):
+class _UnscaledRecorder(_Recorder):
+    """A recorder of a map that is not homogeneous in gamma."""
+
     homogeneous: ClassVar[bool] = False

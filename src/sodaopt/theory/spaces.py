@@ -1,6 +1,6 @@
-"""The norms in which a problem states its constants: ||x||, the dual, and what they make of maps.
+"""Norms in which a problem states its constants: ||x||, its dual and its operator norms.
 
-A point is a stack (..., o, i): the last two dimensions are the variable, a vector is a column.
+A point is a stack (..., o, i). The last two dimensions are the variable, and a vector is a column.
 """
 
 from __future__ import annotations
@@ -15,48 +15,53 @@ from torch import Tensor
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
-    """<u, v> of each variable of a stack."""
+    """Return <u, v> of each variable of a stack."""
     return (u * v).sum((-2, -1))
 
 
 def apply(A: Tensor, x: Tensor) -> Tensor:
-    """A x of each variable of a stack: one product, where A @ x would make one for each of them."""
+    """Return A x of each variable of a stack, as one product (A @ x would be one per variable)."""
     return (x.mT @ A.mT).mT
 
 
 def length(x: Tensor, p: float) -> Tensor:
-    """||x||_p of each variable, as (..., 1, 1). Scaled by the largest entry: |x|^p with a large p
-    overflows long before x does."""
+    """Return ||x||_p of each variable, with shape (..., 1, 1).
+
+    The entries are divided by the largest one, because |x|^p overflows for a large p.
+    """
     top = x.abs().amax((-2, -1), keepdim=True).clamp(min=1e-300)
     scaled: Tensor = torch.linalg.vector_norm(x / top, p, dim=(-2, -1), keepdim=True)
     return top * scaled
 
 
 class Space:
-    """A norm. In a Hilbert space variances add, so its noise constants are smaller."""
+    """A norm. `hilbert` says that variances add, which makes the noise constants smaller."""
 
     hilbert: ClassVar[bool] = True
 
     def norm(self, x: Tensor) -> Tensor:
-        """||x||."""
+        """Return ||x||."""
         raise NotImplementedError
 
     def dual(self, g: Tensor) -> Tensor:
-        """||g||_* = max <g, x> over ||x|| <= 1."""
+        """Return ||g||_* = max <g, x> over ||x|| <= 1."""
         raise NotImplementedError
 
     def operator(self, A: Tensor) -> float:
-        """At least max ||A x||_2 over ||x|| <= 1, so that f(A x) is L operator(A)^2-smooth."""
+        """Return an upper bound of max ||A x||_2 over ||x|| <= 1.
+
+        If f is L-smooth in l2, then f(A x) is L operator(A)^2-smooth in this norm.
+        """
         raise NotImplementedError
 
     def gaussian(self, shape: tuple[int, int]) -> float:
-        """At least E ||xi||_*^2 for a standard normal xi."""
+        """Return an upper bound of E ||xi||_*^2 for a standard normal xi."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Lp(Space):
-    """||x||_p with 1 < p <= 2; the dual is ||g||_q with 1/p + 1/q = 1."""
+    """||x||_p with 1 < p <= 2. The dual is ||g||_q with 1/p + 1/q = 1."""
 
     p: float = 2.0
 
@@ -75,20 +80,23 @@ class Lp(Space):
         return length(g, self.q)[..., 0, 0]
 
     def operator(self, A: Tensor) -> float:
-        """Riesz-Thorin between l1 (the longest column) and l2 (the largest singular value)."""
+        """Interpolate (Riesz-Thorin) between the longest column and the largest singular value.
+
+        These are the operator norms for p = 1 and p = 2.
+        """
         t = 2 / self.p - 1
         column = float(torch.linalg.vector_norm(A, dim=0).max())
         return float(column**t * float(torch.linalg.matrix_norm(A, 2)) ** (1 - t))
 
     def gaussian(self, shape: tuple[int, int]) -> float:
-        """(d E|N|^q)^(2/q), which is d for q = 2; Jensen's inequality makes it enough."""
+        """Return (d E|N|^q)^(2/q), an upper bound by Jensen's inequality. It is d for q = 2."""
         moment = 2 ** (self.q / 2) * math.gamma((self.q + 1) / 2) / math.sqrt(math.pi)
         return float((math.prod(shape) * moment) ** (2 / self.q))
 
 
 @dataclass(frozen=True, eq=False)
 class Metric(Space):
-    """||x||_H = <x, H x>^(1/2), dual <g, H^-1 g>^(1/2)."""
+    """||x||_H = <x, H x>^(1/2). The dual is <g, H^-1 g>^(1/2)."""
 
     H: Tensor
 
@@ -104,7 +112,7 @@ class Metric(Space):
         return dot(g, apply(self.inverse, g)).sqrt()
 
     def operator(self, A: Tensor) -> float:
-        """||A x||_2 = ||A C^-T (C^T x)||_2 with H = C C^T and ||C^T x||_2 = ||x||_H."""
+        """Return ||A C^-T||_2 with H = C C^T, since ||C^T x||_2 = ||x||_H."""
         C = torch.linalg.cholesky(self.H)
         return float(torch.linalg.matrix_norm(torch.linalg.solve(C, A.mT), 2))
 

@@ -1,4 +1,4 @@
-"""Everything at once: the tasks of `sodaopt theory`, run one by one or on several cores."""
+"""The tasks of `sodaopt theory`, run in one process or in several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sodaopt._errors import unknown
 from . import compare, lemmas, mutants, remarks
 from .checks import Check
 from .compare import Result
-from .experiments import CASES, Case, Curve, Row, measure
+from .experiments import CASES, Case, Curve, Measurement, measure
 from .remarks import Anchor
 
 Part: TypeAlias = Literal["lemmas", "rates", "tandem", "anchor", "comparison", "mutants"]
@@ -25,9 +25,9 @@ Part: TypeAlias = Literal["lemmas", "rates", "tandem", "anchor", "comparison", "
 
 @dataclass
 class Study:
-    """What was measured: the rows of the table, and the curves behind the figures."""
+    """All measurements: the rows of the table and the curves of the figures."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Measurement] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     tandem: list[Curve] = field(default_factory=list)
     anchors: dict[str, Anchor] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Study:
 
 
 def _lemma(setting: lemmas.Setting) -> Study:
-    return Study(rows=lemmas.rows(setting))
+    return Study(rows=lemmas.measure(setting))
 
 
 def _case(case: Case) -> Study:
@@ -61,7 +61,7 @@ def _tandem() -> Study:
     return Study(rows=rows, tandem=curves)
 
 
-def _anchor(name: str, run: Callable[[], tuple[list[Row], Anchor]]) -> Study:
+def _anchor(name: str, run: Callable[[], tuple[list[Measurement], Anchor]]) -> Study:
     rows, anchor = run()
     return Study(rows=rows, anchors={name: anchor})
 
@@ -79,7 +79,7 @@ def _mutant(mutant: mutants.Mutant) -> Study:
 
 
 def tasks() -> dict[str, dict[str, Callable[[], Study]]]:
-    """part -> name -> task. Parts are what `--only` selects."""
+    """Return the tasks by part and name. `--only` selects parts."""
     return {
         "lemmas": {f"{s.label}, {s.problem.__name__}": partial(_lemma, s) for s in lemmas.SETTINGS},
         "rates": {case.key: partial(_case, case) for case in CASES},
@@ -107,7 +107,7 @@ PARTS: tuple[str, ...] = get_args(Part)
 
 
 def select(only: Sequence[str]) -> list[tuple[str, str]]:
-    """(part, name) of every task in these parts; none named means all."""
+    """Return (part, name) of every task in these parts, or of all tasks if `only` is empty."""
     for part in only:
         if part not in PARTS:
             raise ValueError(unknown("part", part, PARTS))
@@ -116,23 +116,34 @@ def select(only: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _run(part: str, name: str) -> Study:
-    """In a worker: tasks go by name, for functions made on the spot cannot be sent."""
-    torch.set_num_threads(1)  # the variables are small, and each core has a worker of its own
-    return tasks()[part][name]()
+    """Run one task by name. A worker process cannot receive the lambdas in a task.
+
+    It runs on one thread: the variables are small, and results must not depend on `jobs`.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return tasks()[part][name]()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _context() -> BaseContext:
-    """Fresh processes, never a fork of this one, whose threads a fork would lose. Where there is a
-    server to fork from, it imports torch once for all of them."""
+    """Return a way to start workers that does not fork this process, because it has threads.
+
+    With a fork server, torch is imported once for all workers.
+    """
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
+    # The first optimizer step imports torch._dynamo. The server ignores a failed import, so a torch
+    # without that module only makes the workers start more slowly.
     context.set_forkserver_preload(["sodaopt.theory.study", "torch._dynamo"])
     return context
 
 
 def run(only: Sequence[str] = (), jobs: int = 1) -> Iterator[tuple[str, Study | None]]:
-    """Yield (what has just finished, None), and last ("done", the whole study)."""
+    """Yield (name of the finished task, None) after each task, then ("done", the whole study)."""
     todo, done = select(only), {}
     if jobs == 1:
         for task in todo:
