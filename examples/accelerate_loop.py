@@ -8,7 +8,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 EPOCHS = 30
 
@@ -17,7 +17,8 @@ accelerator = Accelerator(gradient_accumulation_steps=2)
 x = torch.randn(512, 8)
 loader = DataLoader(TensorDataset(x, x[:, :1] * x[:, 1:2]), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
-opt = SODAWrapper(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0))
+opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+opt = SODAWrapper(opt, only=hidden(model))
 schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.2, EPOCHS * len(loader) // 2)
 model, opt, schedule, loader = accelerator.prepare(model, opt, schedule, loader)
 

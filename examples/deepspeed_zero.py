@@ -2,8 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/deepspeed_zero.py
 
-z0 is taken at the first step, so it is flattened and split too. Bases that need whole matrices
-(Muon) do not work with ZeRO 1 and 2, as without the wrapper.
+z0 is captured at the first step, so it is flattened and split too. The layers cannot be told apart
+in a flat parameter, so all of them are pulled. Bases that need whole matrices (Muon) do not work
+with ZeRO 1 and 2, with or without the wrapper.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""SODAWrapper with FSDP2: z0 is sharded as its parameter is, and checkpoints can be resharded.
+"""SODAWrapper with FSDP2: z0 is sharded like its parameter, and checkpoints can be resharded.
 
 torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 """
@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 STEPS = 200
 
@@ -27,7 +27,8 @@ def build() -> tuple[nn.Module, SODAWrapper]:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    return model, SODAWrapper(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    return model, SODAWrapper(opt, only=hidden(model))
 
 
 def train(model: nn.Module, opt: SODAWrapper, steps: range) -> list[float]:

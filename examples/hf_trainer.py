@@ -2,7 +2,7 @@
 
     python examples/hf_trainer.py [folder]
 
-With a folder it keeps checkpoints there, and goes on from the last one it finds.
+With a folder it keeps checkpoints there, and continues from the last one it finds.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 STEPS, CONTEXT = 60, 64
 TEXT = Path(__file__).parents[1].joinpath("LICENSE").read_bytes()
@@ -45,7 +45,7 @@ def main(folder: str) -> None:
         train_dataset=rows,
         # Or: optimizer_cls_and_kwargs=(SODAWrapper.of(torch.optim.AdamW), {"lr": 3e-3}), the
         # weight_decay of the TrainingArguments left at 0.
-        optimizers=(SODAWrapper(opt), None),
+        optimizers=(SODAWrapper(opt, only=hidden(model)), None),
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]

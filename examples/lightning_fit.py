@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 try:
     import lightning as L
@@ -32,7 +32,8 @@ class Product(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> dict[str, Any]:
-        opt = SODAWrapper(torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0))
+        opt = torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0)
+        opt = SODAWrapper(opt, only=hidden(self))
         schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.2, EPOCHS)
         return {"optimizer": opt, "lr_scheduler": schedule}
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 STEPS = 300
 
@@ -13,7 +13,7 @@ y = x[:, :1] * x[:, 1:2]
 model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
 opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
-opt = SODAWrapper(opt)  # the line: each weight is pulled toward where it began, by 1/(k+2)
+opt = SODAWrapper(opt, only=hidden(model))  # the line: it pulls hidden layers toward z0
 
 losses = []
 for step in range(STEPS):

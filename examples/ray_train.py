@@ -10,7 +10,7 @@ from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 from torch import nn
 
-from sodaopt import SODAWrapper
+from sodaopt import SODAWrapper, hidden
 
 STEPS = 200
 
@@ -19,7 +19,8 @@ def work(config: dict[str, Any]) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     model = prepare_model(net)
-    opt = SODAWrapper(torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0))
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
+    opt = SODAWrapper(opt, only=hidden(model))
     first = 0
     if (found := ray.train.get_checkpoint()) is not None:
         with found.as_directory() as folder:

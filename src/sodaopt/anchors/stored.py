@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sodaopt.anchors.pull import Source
+from sodaopt.backends import PLAIN
 from sodaopt.parallel import sharded
 
 
@@ -78,7 +79,7 @@ class Clone(Anchor):
         return p.detach().to(self.dtype or p.dtype, copy=True)
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        return sharded.local(kept)
+        return kept if type(kept) in PLAIN else sharded.local(kept)
 
 
 @dataclass(frozen=True)

@@ -42,26 +42,18 @@ def is_fusable(p: Tensor, state: dict[str, Any], method: Method, z0: Source | No
     return alike and fp32 and all(map(backends.readable, tensors))
 
 
-def wants_elementwise(b: Bucket) -> bool:
-    return b.is_fusable and b.method.geometry.kernel in ELEMENTWISE
-
-
 def elementwise_step(b: Bucket) -> None:
     """Take one step with a map that acts on each entry."""
-    _launch(b, b.gradients(), b.method.geometry.kernel, momentum=b.method.keeps_m)
-
-
-def wants_polar(b: Bucket) -> bool:
-    return b.is_fusable and b.method.geometry.kernel == "polar"
+    _launch(b, b.gradients(), momentum=b.method.keeps_m)
 
 
 def polar_step(b: Bucket) -> None:
     """Take one step along polar factors, which stay in the dtype of their products."""
     geometry: Any = b.method.geometry
-    _launch(b, geometry.norm.polar_factors(dual_average(b)), "polar", momentum=False)
+    _launch(b, geometry.norm.polar_factors(dual_average(b)), momentum=False)
 
 
-def _launch(b: Bucket, directions: list[Tensor], kernel: str | None, momentum: bool) -> None:
+def _launch(b: Bucket, directions: list[Tensor], momentum: bool) -> None:
     """Launch the kernel once for each scale, dtype of the directions and kind of z0."""
     from sodaopt.backends.triton.elementwise import step_
     from sodaopt.backends.triton.tables import address
@@ -69,7 +61,7 @@ def _launch(b: Bucket, directions: list[Tensor], kernel: str | None, momentum: b
     method, n = b.method, len(b.params)
     shards = [sharded.local(p) for p in b.params] if b.is_sharded else b.params
     m = b.kept("m") if momentum else [None] * n
-    v = b.kept("v") if kernel == "diagonal" else [None] * n
+    v = b.kept("v") if b.kernel == "diagonal" else [None] * n
     z0: list[Any] = b.z0 or [None] * n
     scales = method.geometry.kernel_scales(b.gamma, b)
     launches: dict[Any, list[tuple[tuple[int, ...], list[Tensor | None]]]] = {}
@@ -92,13 +84,13 @@ def _launch(b: Bucket, directions: list[Tensor], kernel: str | None, momentum: b
             p=shards[0].dtype,
             g=dtype,
             z0=kind if isinstance(kind, torch.dtype) else None,
-            MAP=kernel,
+            MAP=b.kernel,
             CENTRE={"init": "number" if kind is float else "tensor"}.get(
                 method.centre, method.centre
             ),
             MOMENTUM=momentum,
             OPTIMISM=momentum and method.alpha_bar != 0,
-            MAXIMIZE=b.maximize and kernel != "polar",
+            MAXIMIZE=b.maximize and b.kernel != "polar",
         )
 
 

@@ -8,18 +8,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from sodaopt import anchors
 from sodaopt._errors import times, unknown
 from sodaopt.backends import PLAIN, usable
 from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
+from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.core.validation import as_list, check_keys, check_lr, check_parameter
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
-from sodaopt.rounding import sum_dtype
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -33,9 +32,9 @@ class Step(NamedTuple):
 
 
 STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", fused.wants_elementwise, fused.elementwise_step),
-    Step("triton polar", fused.wants_polar, fused.polar_step),
-    Step("eager", lambda bucket: True, eager_step),
+    Step("triton elementwise", lambda b: b.kernel in fused.ELEMENTWISE, fused.elementwise_step),
+    Step("triton polar", lambda b: b.kernel == "polar", fused.polar_step),
+    Step("eager", lambda b: True, eager_step),
 )
 
 
@@ -43,7 +42,7 @@ def kernels_run_on(p: Tensor) -> bool:
     return p.is_cuda and usable(p.device)
 
 
-class SODA(Optimizer):
+class SODA(StatefulOptimizer):
     """Run a `Method` on parameters, or one method a group.
 
         SODA(model.parameters(), lr=1e-3, method=zoo.adamw())
@@ -121,13 +120,14 @@ class SODA(Optimizer):
                 s = self._stepped_state(p, method, group)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 is_fusable = kernels_run_on(p) and fused.is_fusable(p, s, method, z0)
+                kernel = method.geometry.kernel if is_fusable else None
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
                 k, past = int(s["step"]), tuple(float(s[name]) for name in method.memory)
-                key = number, k, past, p.dtype, p.device, is_sharded, is_fusable, alone
+                key = number, k, past, p.dtype, p.device, is_sharded, kernel, alone
                 bucket = buckets.get(key)
                 if bucket is None:
-                    bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, is_fusable)
+                    bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
                 bucket.params.append(p)
                 bucket.shapes.append(p.shape)
                 bucket.state.append(s)
@@ -149,14 +149,14 @@ class SODA(Optimizer):
 
     def _new_bucket(
         self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,
-        is_fusable: bool,
+        kernel: str | None,
     ) -> Bucket:  # fmt: skip
         method, lr = self.methods[group["method"]], float(group["lr"])
         memory = method.advance(dict(zip(method.memory, past, strict=True)), k, lr)
         return Bucket(
             shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
             memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
-            seed=group["seed"], is_sharded=is_sharded, is_fusable=is_fusable,
+            seed=group["seed"], is_sharded=is_sharded, kernel=kernel,
         )  # fmt: skip
 
     def _advance(self, bucket: Bucket) -> None:
@@ -168,47 +168,7 @@ class SODA(Optimizer):
             for name, number in bucket.memory.items():
                 s[name].fill_(number)
 
-    # -- state --------------------------------------------------------------------------------
-
-    def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """Make the state of a parameter before its first step; first: that step begins now."""
-        y, dtype = p.detach(), sum_dtype(p.dtype)
-        # float64 counts beyond 2^24; on a GPU, reading the count would synchronise the device
-        s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
-        if method.centre == "init":
-            s["z0"] = self.anchor.capture(p, first)
-        if method.keeps_m:
-            s["m"] = torch.zeros_like(y, dtype=dtype)
-        if method.keeps_z:
-            s["z"] = y.to(dtype, copy=True)
-        if method.keeps_x:
-            s["x"] = y.to(dtype, copy=True)
-            if dtype != y.dtype:
-                s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
-        s |= method.geometry.state(y, dtype)
-        memory = method.memory.items()
-        return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
-
-    def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """The state of p. Until its first step it is made again from the parameter as it is now:
-        weights may be loaded, moved or replaced by sharded ones after the constructor."""
-        if p not in self.state:
-            self._adopt()
-        s: State = self.state[p]
-        if not s or float(s["step"]) == 0:
-            s = self.state[p] = self._fresh(p, method, first)
-        return s
-
-    def _adopt(self) -> None:
-        """Give every trainable parameter of the groups a state, and drop all other state."""
-        known = self.state.copy()
-        self.state.clear()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if known.get(p):  # a look-up in the defaultdict may have stored {}
-                    self.state[p] = known[p]
-                elif p.requires_grad:
-                    self.state[p] = self._fresh(p, self.methods[group["method"]])
+    # -- groups -------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, also during a run. It may have its own `method`, and its own `lr` or an
@@ -260,129 +220,6 @@ class SODA(Optimizer):
             name = f"{method.name}#{n}"
         self.methods[name] = method
         return name
-
-    # -- saving and loading -------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """torch's flat layout: `state` by parameter number and `param_groups`, plain values."""
-        self._adopt()
-        found: dict[str, Any] = super().state_dict()
-        params = [p for group in self.param_groups for p in group["params"]]
-        for n, s in found["state"].items():
-            if "z0" in s:
-                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
-        return found
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict. Each tensor keeps the dtype and device that this optimizer gives it.
-
-        torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
-        """
-        self._adopt()
-        handle = self.register_load_state_dict_pre_hook(_shield)  # after the user's own hooks
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"methods": self.methods, "anchor": self.anchor}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "methods" not in state:  # from load_state_dict; from pickle and deepcopy it is there
-            self._check_loaded(state["param_groups"])
-            for p, loaded in state["state"].items():
-                state["state"][p] = self._release(p, loaded)
-        super().__setstate__(state)
-        self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-
-    def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
-        for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
-            if theirs.get("method") != ours["method"]:
-                raise ValueError(
-                    f"group {j} runs {ours['method']!r}, but the state to load was written by "
-                    f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
-                    "the same methods in the same order"
-                )
-
-    def _release(self, p: Any, loaded: dict[str, Any]) -> State:
-        ours = self.state.get(p, {})
-        if missing := sorted(set(ours) - set(loaded)):
-            why = (
-                "it was written by another method"
-                if loaded
-                else "parameters were replaced after the optimizer was built, so call its "
-                "state_dict() once before loading"
-            )
-            raise ValueError(
-                f"the state to load has no {', '.join(missing)} for a parameter of shape "
-                f"{times(p.shape)}: {why}"
-            )
-        return {
-            name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
-            for name, v in loaded.items()
-        }
-
-    # -- which point the parameters hold ------------------------------------------------------
-
-    def train(self) -> None:
-        """Let the parameters hold y, where gradients are taken."""
-        self._switch(True)
-
-    def eval(self) -> None:
-        """Let the parameters hold x, the method's output. step() needs train() again."""
-        self._switch(False)
-
-    @torch.no_grad()
-    def _switch(self, train: bool) -> None:
-        for group in self.param_groups:
-            method = self.methods[group["method"]]
-            if not method.keeps_x or group["train_mode"] == train:
-                continue
-            for p in group["params"]:
-                if p.requires_grad or p in self.state:
-                    _swap(p, self._current(p, method), train)
-            group["train_mode"] = train
-
-
-def _swap(p: Tensor, s: State, train: bool) -> None:
-    """Exchange y in the parameter with x in the state, bit by bit.
-
-    If the dtypes agree, the key "x" holds y in eval mode. A 16-bit y is kept under "y".
-    """
-    if "y" in s:
-        if not train:
-            s["y"].copy_(p)
-        p.copy_(s["y"] if train else s["x"])
-    else:
-        sharded.exchange(p, s["x"])
-
-
-class _Shielded:
-    """A tensor that torch's load_state_dict does not see, and so does not cast."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-
-def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    def hold(v: Any) -> Any:
-        return _Shielded(v) if isinstance(v, Tensor) else v
-
-    state = {k: {n: hold(v) for n, v in s.items()} for k, s in state_dict["state"].items()}
-    return state_dict | {"state": state}
-
-
-def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
-    """Copy a loaded value into the dtype and device of this optimizer's own."""
-    if not isinstance(v, _Shielded):
-        return v
-    if ours is None:
-        return v.tensor.detach().to(p.device, copy=True)
-    return v.tensor.detach().to(ours.device, ours.dtype, copy=True)
 
 
 def _label(group: dict[str, Any], p: Tensor) -> str:

@@ -24,7 +24,7 @@ class Bucket(Context):
     indices: the index of each parameter in the optimizer, which selects its rounding bits.
     z0: where the initial weights are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
-    is_fusable: the kernels can read all tensors.
+    kernel: the geometry's kernel, if it can read all tensors.
     """
 
     method: Method
@@ -36,7 +36,7 @@ class Bucket(Context):
     maximize: bool
     seed: int
     is_sharded: bool
-    is_fusable: bool
+    kernel: str | None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -19,7 +19,8 @@ from sodaopt import schedules
 from sodaopt.parallel import sharded
 from sodaopt.rounding import sum_dtype
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import Group, GroupStep, Wrapper
+from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.live import Group
 
 
 class _Kept(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from sodaopt.core.optimizer import SODA
@@ -161,23 +160,3 @@ def check_base(base: Any, wrapper: str) -> None:
     )
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
-
-
-def decays(base: Optimizer, group: dict[str, Any]) -> list[str]:
-    """The keys of a group under which the base decays its weights. A row's centre counts."""
-    keys = [k for k, off in DECAYS.items() if k in group and _is_on(group[k], off)]
-    if isinstance(base, SODA):
-        method = base.methods.get(group.get("method", ""))  # a loaded name may be unknown
-        if method is not None and method.centre != "last":
-            keys.append("method")
-    return keys
-
-
-def _is_on(value: Any, off: Any) -> bool:
-    return isinstance(value, Tensor) or value != off
-
-
-def reads_weights(base: Optimizer) -> bool:
-    """Whether the base's update may depend on the weights: by its class, or by its decay."""
-    known = f"{type(base).__module__}.{type(base).__qualname__}" in NON_READERS
-    return not known or any(decays(base, g) for g in base.param_groups)

@@ -16,8 +16,9 @@ from sodaopt.anchors import Source, pull_, value
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import Group, GroupStep, Wrapper
-from sodaopt.wrappers.known_bases import DECAYS, check_base, decays
+from sodaopt.wrappers.base import GroupStep, Wrapper, decays
+from sodaopt.wrappers.known_bases import DECAYS, check_base
+from sodaopt.wrappers.live import Group
 
 AT_START = ("keep", "restart", "reanchor")
 
@@ -308,8 +309,7 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
             number, off = group[key], DECAYS[key]
             raise ValueError(
                 f"{where} has {key}={number!r}, and the pull takes the place of weight decay: "
-                f"write {name}(..., {key}={off!r}); in a framework that sets it, or a checkpoint that "
-                f"brings it back, set {key}={off!r} there"
+                f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
             )
     if isinstance(base, SODA) and group.get("method") in base.methods:
         method = base.methods[group["method"]]

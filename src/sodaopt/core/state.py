@@ -1,0 +1,191 @@
+"""The state of SODA's parameters: making, saving and loading it, and train and eval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sodaopt._errors import times
+from sodaopt.anchors import Anchor
+from sodaopt.core.method import Method
+from sodaopt.geometry import State
+from sodaopt.parallel import sharded
+from sodaopt.rounding import sum_dtype
+
+
+class StatefulOptimizer(Optimizer):
+    """An optimizer whose groups name their method, and whose state follows from the method.
+
+    methods: the records by the names that the groups hold.
+    """
+
+    methods: dict[str, Method]
+    anchor: Anchor
+
+    # -- state --------------------------------------------------------------------------------
+
+    def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
+        """Make the state of a parameter before its first step; first: that step begins now."""
+        y, dtype = p.detach(), sum_dtype(p.dtype)
+        # float64 counts beyond 2^24; on a GPU, reading the count would synchronise the device
+        s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
+        if method.centre == "init":
+            s["z0"] = self.anchor.capture(p, first)
+        if method.keeps_m:
+            s["m"] = torch.zeros_like(y, dtype=dtype)
+        if method.keeps_z:
+            s["z"] = y.to(dtype, copy=True)
+        if method.keeps_x:
+            s["x"] = y.to(dtype, copy=True)
+            if dtype != y.dtype:
+                s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
+        s |= method.geometry.state(y, dtype)
+        memory = method.memory.items()
+        return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
+
+    def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
+        """The state of p. Until its first step it is made again from the parameter as it is now:
+        weights may be loaded, moved or replaced by sharded ones after the constructor."""
+        if p not in self.state:
+            self._adopt()
+        s: State = self.state[p]
+        if not s or float(s["step"]) == 0:
+            s = self.state[p] = self._fresh(p, method, first)
+        return s
+
+    def _adopt(self) -> None:
+        """Give every trainable parameter of the groups a state, and drop all other state."""
+        known = self.state.copy()
+        self.state.clear()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if known.get(p):  # a look-up in the defaultdict may have stored {}
+                    self.state[p] = known[p]
+                elif p.requires_grad:
+                    self.state[p] = self._fresh(p, self.methods[group["method"]])
+
+    # -- saving and loading -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's flat layout: `state` by parameter number and `param_groups`, plain values."""
+        self._adopt()
+        found: dict[str, Any] = super().state_dict()
+        params = [p for group in self.param_groups for p in group["params"]]
+        for n, s in found["state"].items():
+            if "z0" in s:
+                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict. Each tensor keeps the dtype and device that this optimizer gives it.
+
+        torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
+        """
+        self._adopt()
+        handle = self.register_load_state_dict_pre_hook(_shield)  # after the user's own hooks
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"methods": self.methods, "anchor": self.anchor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "methods" not in state:  # from load_state_dict; from pickle and deepcopy it is there
+            self._check_loaded(state["param_groups"])
+            for p, loaded in state["state"].items():
+                state["state"][p] = self._release(p, loaded)
+        super().__setstate__(state)
+        self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
+        for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
+            if theirs.get("method") != ours["method"]:
+                raise ValueError(
+                    f"group {j} runs {ours['method']!r}, but the state to load was written by "
+                    f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
+                    "the same methods in the same order"
+                )
+
+    def _release(self, p: Any, loaded: dict[str, Any]) -> State:
+        ours = self.state.get(p, {})
+        if missing := sorted(set(ours) - set(loaded)):
+            why = (
+                "it was written by another method"
+                if loaded
+                else "parameters were replaced after the optimizer was built, so call its "
+                "state_dict() once before loading"
+            )
+            raise ValueError(
+                f"the state to load has no {', '.join(missing)} for a parameter of shape "
+                f"{times(p.shape)}: {why}"
+            )
+        return {
+            name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
+            for name, v in loaded.items()
+        }
+
+    # -- which point the parameters hold ------------------------------------------------------
+
+    def train(self) -> None:
+        """Let the parameters hold y, where gradients are taken."""
+        self._switch(True)
+
+    def eval(self) -> None:
+        """Let the parameters hold x, the method's output. step() needs train() again."""
+        self._switch(False)
+
+    @torch.no_grad()
+    def _switch(self, train: bool) -> None:
+        for group in self.param_groups:
+            method = self.methods[group["method"]]
+            if not method.keeps_x or group["train_mode"] == train:
+                continue
+            for p in group["params"]:
+                if p.requires_grad or p in self.state:
+                    _swap(p, self._current(p, method), train)
+            group["train_mode"] = train
+
+
+def _swap(p: Tensor, s: State, train: bool) -> None:
+    """Exchange y in the parameter with x in the state, bit by bit.
+
+    If the dtypes agree, the key "x" holds y in eval mode. A 16-bit y is kept under "y".
+    """
+    if "y" in s:
+        if not train:
+            s["y"].copy_(p)
+        p.copy_(s["y"] if train else s["x"])
+    else:
+        sharded.exchange(p, s["x"])
+
+
+class _Shielded:
+    """A tensor that torch's load_state_dict does not see, and so does not cast."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def hold(v: Any) -> Any:
+        return _Shielded(v) if isinstance(v, Tensor) else v
+
+    state = {k: {n: hold(v) for n, v in s.items()} for k, s in state_dict["state"].items()}
+    return state_dict | {"state": state}
+
+
+def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
+    """Copy a loaded value into the dtype and device of this optimizer's own."""
+    if not isinstance(v, _Shielded):
+        return v
+    if ours is None:
+        return v.tensor.detach().to(p.device, copy=True)
+    return v.tensor.detach().to(ours.device, ours.dtype, copy=True)

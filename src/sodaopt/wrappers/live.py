@@ -1,0 +1,211 @@
+"""An optimizer that exposes its base optimizer's groups, state and defaults live.
+
+A scheduler or framework that drives the wrapper drives both. The wrapper's own numbers live in the
+groups and its own tensors in the base's state, under keys with the wrapper's prefix. One flat state
+dict holds everything, and a checkpoint of the bare base loads too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sodaopt.wrappers.class_form import class_form
+from sodaopt.wrappers.known_bases import check_base
+from sodaopt.wrappers.low_precision import Fp32Step
+
+Group: TypeAlias = dict[str, Any]
+
+
+class LiveOptimizer(Optimizer):
+    """The groups, state, checkpoints and pickles of a wrapper. `Wrapper` adds the step."""
+
+    prefix: ClassVar[str]
+    base: Optimizer
+
+    def __init__(self, base: Optimizer) -> None:
+        check_base(base, type(self).__name__)
+        self.base = base
+        super().__setstate__({})  # the hook tables and the patched step, without taking parameters
+        for key, value in self._group_keys().items():
+            base.defaults.setdefault(key, value)  # for groups added later
+            for group in base.param_groups:
+                group.setdefault(key, value)
+        self._check_groups(base.param_groups)
+        for p in list(base.state):
+            self._fp32_step.widen(p)
+
+    @property
+    def _fp32_step(self) -> Fp32Step:
+        if "_stepper" not in self.__dict__:  # a copy or an unpickled wrapper makes a new one
+            self._stepper = Fp32Step(self.base, type(self).__name__, self._key(""))
+        return self._stepper
+
+    def _group_keys(self) -> Group:
+        """The wrapper's group keys with their first values: plain numbers."""
+        return {self._key("k"): 0}
+
+    def _constructor_keys(self) -> list[str]:
+        """Group keys that the constructor decides, not a checkpoint."""
+        return []
+
+    def _check_groups(self, groups: list[Group]) -> None:
+        """Raise if these groups, live or to be loaded, must not be wrapped."""
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}_{name}"
+
+    def _own(self, p: Tensor) -> dict[str, Tensor]:
+        """The wrapper's tensors of p, without the prefix.
+
+        It never creates an entry: many bases initialise a parameter only if its state is empty.
+        """
+        s, mine = self.base.state.get(p, {}), self._key("")
+        return {str(k)[len(mine) :]: v for k, v in s.items() if str(k).startswith(mine)}
+
+    def _keep(self, p: Tensor, **tensors: Tensor) -> None:
+        """Store tensors of p. Call it only after the base has stepped p."""
+        self.base.state[p].update({self._key(name): t for name, t in tensors.items()})
+
+    # -- the base, live -----------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[Group]:
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[Group]) -> None:
+        self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.base.state = state
+
+    @property
+    def defaults(self) -> Group:
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: Group) -> None:
+        self.base.defaults = defaults
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group to the base."""
+        count = len(self.base.param_groups)
+        self.base.add_param_group(param_group)
+        try:
+            self._check_groups(self.base.param_groups)
+        except ValueError:
+            del self.base.param_groups[count:]  # a refused group leaves no trace
+            raise
+        for group in self.base.param_groups[count:]:
+            for p in group["params"]:
+                self._fp32_step.widen(p)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the base's parameters."""
+        self.base.zero_grad(set_to_none=set_to_none)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base!r})"
+
+    # -- saving and loading -------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base's state dict with the wrapper's keys in it."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state_dict = self._with_saved_tensors(self.base.state_dict())
+        for after in self._optimizer_state_dict_post_hooks.values():
+            state_dict = after(self, state_dict) or state_dict
+        return state_dict
+
+    def _with_saved_tensors(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state dict with the wrapper's tensors as checkpoints store them."""
+        state, mine = dict(state_dict["state"]), self._key("")
+        for n, p in self._numbered(state_dict):
+            ours = [k for k in state.get(n, ()) if str(k).startswith(mine)]
+            if ours:
+                saved = {k: self._saved(p, k.removeprefix(mine), state[n][k]) for k in ours}
+                state[n] = state[n] | saved
+        return state_dict | {"state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the base's state, and the wrapper's tensors without any cast."""
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        ours, theirs = self._split(state_dict["state"])
+        groups = [self._group_keys() | g for g in state_dict["param_groups"]]
+        for group, current in zip(groups, self.base.param_groups, strict=False):
+            group |= {k: current[k] for k in self._constructor_keys() if k in current}
+        self._check_groups(groups)  # before anything is loaded
+        self._load_base({**state_dict, "state": theirs, "param_groups": groups})
+        for n, p in self._numbered(state_dict):
+            if n in theirs:
+                self._fp32_step.restore(p, theirs[n])
+            for key, t in ours.get(n, {}).items():
+                self.base.state[p][key] = self._restored(p, key.removeprefix(self._key("")), t)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
+        """The parameters with their numbers in a state dict."""
+        numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
+        params = [p for g in self.base.param_groups for p in g["params"]]
+        return list(zip(numbers, params, strict=True))
+
+    def _load_base(self, state_dict: dict[str, Any]) -> None:
+        """Load the base without the wrapper's tensors: the base would miss them in the dict."""
+        kept = {
+            p: {k: s.pop(k) for k in list(s) if str(k).startswith(self._key(""))}
+            for p, s in self.base.state.items()
+            if isinstance(s, dict)
+        }
+        try:
+            self.base.load_state_dict(state_dict)
+        except BaseException:
+            for p, s in kept.items():
+                self.base.state[p].update(s)
+            raise
+
+    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
+        return t.detach().to(p.device, copy=True)
+
+    def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        """A tensor of p as a checkpoint stores it."""
+        return t
+
+    def _split(self, state: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """The wrapper's tensors and the base's, separated."""
+        mine, ours, theirs = self._key(""), {}, {}
+        for n, s in state.items():
+            if isinstance(s, dict):
+                ours[n] = {k: v for k, v in s.items() if str(k).startswith(mine)}
+                s = {k: v for k, v in s.items() if not str(k).startswith(mine)}
+            theirs[n] = s
+        return ours, theirs
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "step"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        super().__setstate__({})
+
+    @classmethod
+    def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:
+        """This wrapper around a class of optimizers, as a class.
+
+        For frameworks that build the optimizer: `SODAWrapper.of(torch.optim.AdamW)(params)`.
+        The default weight decay of the base class is replaced by 0.
+        """
+        made: type[Self] = class_form(cls, base_class, options)
+        return made
