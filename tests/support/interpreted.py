@@ -145,10 +145,10 @@ def unreadable(name: str) -> bool:
     p.grad = torch.randn_like(p)
     opt.step()
     with mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=True):
-        assert opt._buckets()[0].kernel
+        assert next(opt._buckets()).kernel
         with torch.no_grad():
             UNREADABLE[name](p, opt.state[p])
-        return not opt._buckets()[0].kernel
+        return not next(opt._buckets()).kernel
 
 
 def cases() -> Iterator[tuple[str, tuple[object, ...]]]:

@@ -28,6 +28,12 @@ def readable(t: Tensor) -> bool:
     return type(t) in PLAIN and t.dtype in KERNEL_DTYPES and t.is_contiguous() and not t.is_neg()
 
 
+def readable_together(tensors: list[Tensor]) -> bool:
+    """Whether a kernel may read all tensors with one index: they share shape and device."""
+    shape, device = tensors[0].shape, tensors[0].device
+    return all(t.shape == shape and t.device == device and readable(t) for t in tensors)
+
+
 @cache
 def _compiles(device: torch.device) -> bool:
     """Compile one small kernel. Without a C compiler, or on an old GPU, none of them works."""

@@ -14,32 +14,31 @@ from torch import Tensor
 
 from sodaopt import backends, rounding
 from sodaopt.anchors import Source
-from sodaopt.core.method import Method
 from sodaopt.core.update import Bucket, dual_average
 from sodaopt.parallel import sharded
 
 ELEMENTWISE = ("diagonal", "sign", "identity")
 
 
-def is_fusable(p: Tensor, state: dict[str, Any], method: Method, z0: Source | None) -> bool:
-    """Whether the kernel of the method can read the parameter, its gradient, state and z0."""
-    if method.geometry.kernel is None or not method.fused:
-        return False
+def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None) -> bool:
+    """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
-    grad: Any = p.grad
-    if sharded.is_sharded(p):
-        if method.geometry.kernel == "polar" or not sharded.is_placed_like(grad, p):
+    tensors: list[Any] = [p, p.grad]
+    for name in ("m", "v"):
+        if name in state:
+            tensors.append(state[name])
+            if state[name].dtype != torch.float32:
+                return False
+    if type(p) not in backends.PLAIN:
+        if kernel == "polar" or not sharded.is_placed_like(p.grad, p):
             return False
-        p, grad = sharded.local(p), sharded.local(grad)
-    tensors = [p, grad, *(sharded.local(state[name]) for name in ("m", "v") if name in state)]
+        tensors = [sharded.local(t) for t in tensors]
     if isinstance(z0, Tensor):
         tensors.append(z0)
-    elif not isinstance(z0, float | None):
+    elif z0 is not None and not isinstance(z0, float):
         return False
-    alike = all(t.shape == p.shape and t.device == p.device for t in tensors)
-    fp32 = all(state[n].dtype == torch.float32 for n in ("m", "v") if n in state)
-    return alike and fp32 and all(map(backends.readable, tensors))
+    return backends.readable_together(tensors)
 
 
 def elementwise_step(b: Bucket) -> None:
@@ -56,29 +55,26 @@ def polar_step(b: Bucket) -> None:
 def _launch(b: Bucket, directions: list[Tensor], momentum: bool) -> None:
     """Launch the kernel once for each scale, dtype of the directions and kind of z0."""
     from sodaopt.backends.triton.elementwise import step_
-    from sodaopt.backends.triton.tables import address
 
     method, n = b.method, len(b.params)
     shards = [sharded.local(p) for p in b.params] if b.is_sharded else b.params
-    m = b.kept("m") if momentum else [None] * n
-    v = b.kept("v") if b.kernel == "diagonal" else [None] * n
+    m = b.kept("m") if momentum else []
+    v = b.kept("v") if b.kernel == "diagonal" else []
     z0: list[Any] = b.z0 or [None] * n
     scales = method.geometry.kernel_scales(b.gamma, b)
-    launches: dict[Any, list[tuple[tuple[int, ...], list[Tensor | None]]]] = {}
-    for j, tensors in enumerate(zip(shards, directions, m, v, z0, strict=True)):
-        p, g, *_, z = tensors
-        *addresses, last = (
-            _bits(t) if isinstance(t, float) else address(t) if t is not None else 0
-            for t in tensors
-        )
-        row = p.numel(), *addresses, last, *_counter(b, j)
-        key = scales[j], g.dtype, z.dtype if isinstance(z, Tensor) else type(z)
-        launches.setdefault(key, []).append((row, [p, *tensors[2:4]]))
+    launches: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
+    for j, (p, g, z) in enumerate(zip(shards, directions, z0, strict=True)):
+        is_tensor = isinstance(z, Tensor)
+        m_address, v_address = m[j].data_ptr() if m else 0, v[j].data_ptr() if v else 0
+        last = z.data_ptr() if is_tensor else 0 if z is None else _bits(z)
+        row = p.numel(), p.data_ptr(), g.data_ptr(), m_address, v_address, last, *_counter(b, j)
+        key = scales[j], g.dtype, z.dtype if is_tensor else type(z)
+        launches.setdefault(key, []).append((j, row))
     rate, eps = method.geometry.kernel_constants(b.k, b.lr)
     for (scale, dtype, kind), rows in launches.items():
         step_(
-            [t for _, tensors in rows for t in tensors if t is not None],
-            tuple(row for row, _ in rows),
+            [tensors[j] for tensors in (shards, m, v) if tensors for j, _ in rows],
+            tuple([row for _, row in rows]),
             (b.c.alpha, b.c.alpha_bar, b.c.lam, rate, eps, scale),
             b.k,
             p=shards[0].dtype,

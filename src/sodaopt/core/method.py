@@ -66,7 +66,7 @@ class Method:
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """What the coefficients remember, as it is before the first step."""
+        """The memory of the coefficients before the first step."""
         return {n: v for c in self._coefs() for n, v in schedules.start(c).items()}
 
     def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
@@ -74,7 +74,7 @@ class Method:
         return {n: v for c in self._coefs() for n, v in schedules.advance(c, past, k, lr).items()}
 
     def coefs(self, k: Number, lr: Number, past: Past = schedules.NO_PAST) -> Coefs:
-        """The five numbers at step k; one that is out of range is an error that says so."""
+        """The five numbers at step k. Raise if one is out of range."""
         values = Coefs(*(schedules.value(c, k, lr, past) for c in self._coefs()))
         for slot, c in zip(Coefs._fields, values, strict=True):
             _check(slot, c, self.name, f" at k = {k}, lr = {lr}")
@@ -83,25 +83,30 @@ class Method:
     def _coefs(self) -> list[Coef]:
         return [getattr(self, slot) for slot in Coefs._fields]
 
-    # What must be kept between steps. x = y where nothing is averaged or nothing extrapolated,
-    # and z is y where either is all of it.
+    # The tensors between steps. x is y if nothing is averaged or extrapolated, and z is y if lam or
+    # lam_bar is 1.
 
-    @property
+    @cached_property
     def keeps_m(self) -> bool:
         return self.alpha != 1
 
-    @property
+    @cached_property
     def keeps_x(self) -> bool:
         return self.lam_bar != 0 and self.lam != 1
 
-    @property
+    @cached_property
     def keeps_z(self) -> bool:
         return self.centre == "last" and self.lam != 1 and self.lam_bar != 1
 
-    @property
+    @cached_property
     def fused(self) -> bool:
-        """y <- (1-lam) y + lam centre + lam u is all there is."""
+        """Whether the step is the one sum y <- (1-lam) y + lam centre + lam u."""
         return not (self.keeps_x or self.keeps_z)
+
+    @cached_property
+    def kernel(self) -> str | None:
+        """The fused kernel of the geometry, if the step is one sum."""
+        return self.geometry.kernel if self.fused else None
 
     def __repr__(self) -> str:
         slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]
@@ -118,7 +123,7 @@ def _show(v: Any) -> str:
 
 def _check(slot: str, c: Number, name: str, where: str = "") -> None:
     if isinstance(c, Tensor) and where:
-        return  # evaluated on the device: looking at it would stall that
+        return  # reading it would synchronise the device
     if not isinstance(c, Real):
         raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
     c = float(c)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,6 +36,9 @@ STEPS = (  # the first that wants a bucket runs it
     Step("triton polar", lambda b: b.kernel == "polar", fused.polar_step),
     Step("eager", lambda b: True, eager_step),
 )
+
+
+FIRST = 16
 
 
 def kernels_run_on(p: Tensor) -> bool:
@@ -108,44 +111,48 @@ class SODA(StatefulOptimizer):
                 next(step for step in STEPS if step.wants(bucket)).run(bucket)
             self._advance(bucket)
 
-    def _buckets(self) -> list[Bucket]:
-        """Group the parameters that have a gradient, so that a bucket shares all operations."""
+    def _buckets(self) -> Iterator[Bucket]:
+        """Group the parameters that have a gradient, so that a bucket shares all operations.
+
+        A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
+        device starts while the host prepares the rest.
+        """
         buckets: dict[Any, Bucket] = {}
-        index = 0
+        index, early = 0, False
         for number, group in enumerate(self.param_groups):
             method = self.methods[group["method"]]
             for j, p in enumerate(group["params"], index):
                 if p.grad is None or p.numel() == 0:
                     continue
-                s = self._stepped_state(p, method, group)
+                s, k = self._stepped_state(p, method, group)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-                is_fusable = kernels_run_on(p) and fused.is_fusable(p, s, method, z0)
-                kernel = method.geometry.kernel if is_fusable else None
+                kernel = method.kernel if kernels_run_on(p) else None
+                if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
+                    kernel = None
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
-                k, past = int(s["step"]), tuple(float(s[name]) for name in method.memory)
+                past = tuple([float(s[name]) for name in method.memory])
                 key = number, k, past, p.dtype, p.device, is_sharded, kernel, alone
                 bucket = buckets.get(key)
                 if bucket is None:
                     bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
-                bucket.params.append(p)
-                bucket.shapes.append(p.shape)
-                bucket.state.append(s)
-                bucket.indices.append(j)
-                if z0 is not None:
-                    bucket.z0.append(z0)
+                bucket.append(p, s, j, z0)
+                if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and not early:
+                    early = True
+                    yield buckets.pop(key)
             index += len(group["params"])
-        return list(buckets.values())
+        yield from buckets.values()
 
-    def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> State:
-        """The state of a parameter that is about to be stepped."""
+    def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> tuple[State, int]:
+        """The state and the step count of a parameter that is about to be stepped."""
         if p.grad is not None and p.grad.layout != torch.strided:
             raise RuntimeError(
                 f"{_label(group, p)} has a sparse gradient, and every method here moves dense "
                 "parameters: build the embedding with sparse=False"
             )
         s: Any = self.state.get(p)
-        return s if s and s["step"] else self._current(p, method, first=True)
+        k = int(s["step"]) if s else 0
+        return s if k else self._current(p, method, first=True), k
 
     def _new_bucket(
         self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,

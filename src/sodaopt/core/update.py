@@ -11,7 +11,7 @@ from torch import Tensor
 from sodaopt import rounding
 from sodaopt.anchors import Source, pull_, value
 from sodaopt.core.method import Coefs, Method
-from sodaopt.geometry import Context
+from sodaopt.geometry import Context, State
 from sodaopt.parallel import sharded
 
 
@@ -37,6 +37,14 @@ class Bucket(Context):
     seed: int
     is_sharded: bool
     kernel: str | None
+
+    def append(self, p: Tensor, state: State, index: int, z0: Source | None) -> None:
+        self.params.append(p)
+        self.shapes.append(p.shape)
+        self.state.append(state)
+        self.indices.append(index)
+        if z0 is not None:
+            self.z0.append(z0)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -93,6 +93,8 @@ def step_(
     p, g, z0: dtypes of parameters, gradients and z0.
     options: the kernel's constants MAP, CENTRE, MOMENTUM, OPTIMISM and MAXIMIZE.
     """
+    if any(row[1] == 0 or row[2] == 0 for row in rows):
+        raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
     last = 6 if options["CENTRE"] == "tensor" else 5
     wide = aligned(*(a for row in rows for a in row[1:last]))
     launch(
