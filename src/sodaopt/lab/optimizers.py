@@ -21,7 +21,7 @@ from sodaopt._errors import unknown
 from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.layers.plan import param_groups
+from sodaopt.layers.plan import hidden, param_groups
 from sodaopt.layers.recipes import Rule, rule_of, rules, soda
 from sodaopt.layers.roles import MATRICES, ROLES
 from sodaopt.schedules import first
@@ -158,7 +158,7 @@ def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     options["anchor"] = "auto" if s.z0 == "init" else Origin()
     if name.wrapper == "soda_all":
         return SODAWrapper(opt, **options)
-    return SODAWrapper.hidden(opt, model, **options)
+    return SODAWrapper(opt, only=hidden(model), **options)
 
 
 def _pull(s: Settings) -> schedules.Coef:
