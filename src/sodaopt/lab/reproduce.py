@@ -25,10 +25,10 @@ from .job import Job, resolve
 from .optimizers import BASES
 from .records import Run
 from .report import write_report
+from .stats import p_value
 from .studies import DEFINITIONS, SCALES, STUDIES, Scale, Study
 from .sweep import Row, rows
 from .train import DATA
-from .ttest import t_test
 
 
 class Unfinished(RuntimeError):
@@ -295,7 +295,7 @@ class Work:
                 spread = stdev(gaps) if len(gaps) > 1 else None
                 found.append(
                     {"row": row, "one": one, "other": other, "mean": fmean(gaps), "spread": spread,
-                     "n": len(gaps), "p": t_test(gaps)}
+                     "n": len(gaps), "p": p_value(gaps)}
                 )  # fmt: skip
         return found
 

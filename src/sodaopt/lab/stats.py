@@ -17,7 +17,6 @@ from typing import Any
 
 from . import labels
 from .records import DIVERGED, FINISHED, STOPPED, Record, Run
-from .ttest import t_test
 
 UNFINISHED = "unfinished"
 MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
@@ -174,9 +173,23 @@ class Difference:
 
 
 def difference(row: Row, base: Row) -> Difference | None:
-    """Seed by seed; nothing if they share no finished seed."""
+    """Return the mean difference by seed, or None if they share no finished seed."""
     gaps = [row.losses[seed] - base.losses[seed] for seed in row.losses if seed in base.losses]
-    return Difference(fmean(gaps), len(gaps), t_test(gaps)) if gaps else None
+    return Difference(fmean(gaps), len(gaps), p_value(gaps)) if gaps else None
+
+
+def p_value(gaps: Sequence[float]) -> float | None:
+    """Return the p value of a two-sided paired t-test, or None for fewer than two pairs.
+
+    gaps: the differences between the pairs
+    """
+    if len(gaps) < 2:
+        return None
+    if stdev(gaps) == 0:  # scipy warns and returns nan here
+        return 0.0 if fmean(gaps) else 1.0
+    from scipy.stats import ttest_1samp  # slow to import
+
+    return float(ttest_1samp(gaps, 0.0).pvalue)
 
 
 def bases(rows: Sequence[Row]) -> list[Row]:
