@@ -315,7 +315,7 @@ def test_ten_steps(name: str, warm: float | None) -> None:
     settings = {"steps": STEPS, "width": 32, "depth": 2, "head_dim": 8, "context": 16}
     make = partial(Job, preset="gpt-124m", optimizer=name, warmdown=0.6, **settings)
     if warm and name.count("(") == 2:
-        with pytest.raises(ValueError, match="begins with the first step: it needs warmup 0"):
+        with pytest.raises(ValueError, match="begins with the first step: use warmup 0"):
             make(warmup=warm)
         return
     job = make(warmup=warm)
@@ -357,13 +357,13 @@ def ten_steps(job: Job, shape: Shape, lr: float, warmup: int | None = None, rows
     if warmup is None:  # 5 % of the steps for Adam and Lion
         warmup = 1 if base in ("adamw", "lion") and len(outer) < 2 else 0
     shape = replace(shape, activation=1.0 if base in ("adamw", "muon", "lion") else 2.0)
-    plan = resolve(job, shape.vocab)
-    assert plan.shape == shape
-    assert plan.settings.lr == lr
+    resolved = resolve(job, shape.vocab)
+    assert resolved.shape == shape
+    assert resolved.settings.lr == lr
 
     gpt = started(shape)
-    opt = build(plan.name, gpt, plan.settings)
-    schedule = torch.optim.lr_scheduler.LambdaLR(opt, plan.lr_factor)
+    opt = build(resolved.name, gpt, resolved.settings)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, resolved.lr_factor)
     mine = {n: Moved(average, pull, base, n != "head.weight", p) for n, p in weights(gpt).items()}
     for k in range(10):
         x, y = batch(shape, k, rows)
@@ -379,7 +379,7 @@ def ten_steps(job: Job, shape: Shape, lr: float, warmup: int | None = None, rows
         grads = torch.autograd.grad(expected, list(w.values()))
         for m, g in zip(mine.values(), grads, strict=True):
             m.at = m.at.detach()
-            m.step(g, k, plan.settings.lr * rate(k, warmup), warmup)
+            m.step(g, k, resolved.settings.lr * rate(k, warmup), warmup)
     x, y = batch(shape, 99, rows)
     outputs = {n: m.out for n, m in mine.items()}
     with averaged(opt), torch.no_grad():

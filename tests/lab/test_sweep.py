@@ -25,7 +25,7 @@ from sodaopt.lab.board import Board, run_rows
 from sodaopt.lab.checkpoint import found
 from sodaopt.lab.commands import Compare, Sample, Sweep, axis, restore
 from sodaopt.lab.execution import NO_MEMORY, Execution
-from sodaopt.lab.job import Common, Job, Plan, resolve
+from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
@@ -316,8 +316,8 @@ class Recorder:
     [
         ("mps", "'mps' is not supported: use cpu, cuda or cuda:1"),
         ("meta", "'meta' is not supported"),
-        ("cuda:2", "there is no cuda:2: use cuda:0 to cuda:1"),
-        ("gpu", "no such device: 'gpu'"),
+        ("cuda:2", "cuda:2 does not exist: use cuda:0 to cuda:1"),
+        ("gpu", "unknown device 'gpu'"),
     ],
 )
 def test_devices_that_are_not(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -497,7 +497,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "muon", "soda(muon)", "--wd", "0.1"], "soda(muon) has no weight decay"),
         (["compare", "muon", "--workers", "0"], "workers must be at least 1"),
         (["compare", "muon", "--seeds", "0"], "at least one seed"),
-        (["compare", "muon", "--wd", "nan"], "a number such as 0.1 or 2^-11 is needed"),
+        (["compare", "muon", "--wd", "nan"], "expected a number such as 0.1 or 2^-11"),
         (["compare", "muon", "--preset", "Nanoo"], "did you mean 'nano'"),
         (["train", "--preset", "GPT-1B"], "did you mean 'gpt-1b'"),
         (["sweep", "muon", "--seeds"], "at least one seed, such as --seeds 0 1"),
@@ -614,7 +614,7 @@ def test_sample(name: str, capsys: pytest.CaptureFixture[str]) -> None:
                 seen.update({n: p.clone() for n, p in self.model.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:  # the output of the method at that step
-        patch.setattr("sodaopt.lab.training.Training._look", three)
+        patch.setattr("sodaopt.lab.training.Training._check_losses", three)
         train.train(job(name, lr=0.01), Path("b"))
     assert all(torch.equal(state[n], seen[n]) for n in seen)
 
@@ -649,7 +649,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     it = STUDIES[study]
     found = work(study, scale)
     jobs = found.jobs(dict(SCALES[scale].lr))
-    plans: list[Plan] = [resolve(j, 50304) for j in jobs]
+    plans: list[ResolvedJob] = [resolve(j, 50304) for j in jobs]
     count = SCALES[scale].seeds * len(it.rows(SCALES[scale])) * len(it.cells)
     assert len({p.key for p in plans}) == len(plans) == count
     columns = [cell.column for cell in it.cells]
@@ -805,7 +805,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 def test_every_name_is_a_job(name: str) -> None:
     assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
-    assert isinstance(resolve(Job(optimizer=name), VOCAB), Plan)
+    assert isinstance(resolve(Job(optimizer=name), VOCAB), ResolvedJob)
 
 
 def test_what_runs_share_is_part_of_a_job() -> None:

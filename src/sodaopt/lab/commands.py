@@ -18,7 +18,7 @@ from .board import console, run_rows
 from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
-from .job import Common, Job, Plan, resolve
+from .job import Common, Job, ResolvedJob, resolve
 from .labels import number
 from .model import GPT
 from .optimizers import averaged, build, parse
@@ -47,16 +47,16 @@ class Train:
     """Only say what would be done."""
 
     def run(self) -> int:
-        plan = resolve(self.job, open_data(self.job.dataset, DATA).vocab)
-        folder = self.out or Path("runs/train") / plan.key
+        resolved = resolve(self.job, open_data(self.job.dataset, DATA).vocab)
+        folder = self.out or Path("runs/train") / resolved.key
         lone = int(os.environ.get("RANK", "0")) == 0
         if lone:
-            print(describe(plan))
+            print(describe(resolved))
         if self.dry_run:
             return 0
         before = records.begun(folder) if lone else None
         done = before is not None and before.done
-        shown = progress(plan.steps) if lone and not done else None
+        shown = progress(resolved.steps) if lone and not done else None
         try:
             run = train(self.job, folder, self.execution, shown)
         except torch.OutOfMemoryError:
@@ -78,14 +78,14 @@ class Train:
         return 1 if end.get("status") == DIVERGED else INTERRUPTED
 
 
-def describe(plan: Plan) -> str:
+def describe(resolved: ResolvedJob) -> str:
     """What a run will do, in two lines."""
-    s, batch = plan.shape, plan.batch
+    s, batch = resolved.shape, resolved.batch
     return (
-        f"{plan.name}, lr {plan.settings.lr:.4g}: {short(s.parameters)} parameters "
-        f"(width {s.width}, depth {s.depth}, vocabulary {s.vocab}) on {plan.job.dataset}\n"
-        f"{plan.steps} steps of {batch} x {s.context} tokens = {short(plan.tokens)} tokens "
-        f"({plan.horizon:.3g}x Chinchilla), {short(plan.tokens * s.flops_per_token)}FLOP"
+        f"{resolved.name}, lr {resolved.settings.lr:.4g}: {short(s.parameters)} parameters "
+        f"(width {s.width}, depth {s.depth}, vocabulary {s.vocab}) on {resolved.job.dataset}\n"
+        f"{resolved.steps} steps of {batch} x {s.context} tokens = {short(resolved.tokens)} tokens "
+        f"({resolved.horizon:.3g}x Chinchilla), {short(resolved.tokens * s.flops_per_token)}FLOP"
     )
 
 
@@ -271,8 +271,8 @@ class Sample:
 def restore(run: Run) -> tuple[GPT, Any]:
     """The model of a run as far as it was trained, and its data."""
     data = open_data(str(run.job["data"]), DATA)
-    plan = resolve(job_of(run), data.vocab)
-    model = GPT(plan.shape)
+    resolved = resolve(job_of(run), data.vocab)
+    model = GPT(resolved.shape)
     if (run.folder / WEIGHTS).exists():
         model.load_state_dict(load(run.folder / WEIGHTS))
         return model, data
@@ -281,7 +281,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
         raise ValueError(f"{run.folder} has neither weights nor a sound checkpoint yet")
     _, state = best
     model.load_state_dict(state["model"])
-    opt = build(plan.name, model, plan.settings)
+    opt = build(resolved.name, model, resolved.settings)
     opt.load_state_dict(state["optimizer"])
     with averaged(opt), torch.no_grad():
         x = {name: value.clone() for name, value in model.state_dict().items()}
