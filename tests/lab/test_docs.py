@@ -1,4 +1,4 @@
-"""The pages about the lab: their commands run, and their tables are what the files say."""
+"""The pages about the lab: their commands run, and their tables agree with the code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_presets_of_the_page(name: str) -> None:
 def test_the_optimizers_of_the_page(name: str) -> None:
     page = (DOCS / "lab.md").read_text()
     line = next(row for row in page.splitlines() if re.match(rf"\| .*\b{name}\b.*\|", row))
-    plan = resolve(Job(optimizer=name, preset="gpt-124m"), 50257)
-    exponent = f"2^{round(math.log2(plan.settings.lr))}"
-    factor = "2 ReLU^2" if plan.shape.activation == 2 else "ReLU^2"
+    resolved = resolve(Job(optimizer=name, preset="gpt-124m"), 50257)
+    exponent = f"2^{round(math.log2(resolved.settings.lr))}"
+    factor = "2 ReLU^2" if resolved.shape.activation == 2 else "ReLU^2"
     assert f"| {exponent} | {factor} |" in line
