@@ -235,30 +235,27 @@ def test_any_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sweep.work(trial.text()) == "KeyError: 'lost'"
 
 
+def test_a_record_without_a_head(tmp_path: Path) -> None:
+    (tmp_path / records.FILE).write_text('{"kind": "ru\n{"kind": "step", "step": 1}\n')
+    with pytest.raises(ValueError, match="does not begin with a run record"):
+        records.begun(tmp_path)
+
+
 @lab
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"kind": "run", "format": 99}\n', "has format 99"),
-        ('{"kind": "ru\n{"kind": "step", "step": 1}\n', "does not begin with a run record"),
-    ],
-)
-def test_a_record_that_cannot_be_read(
-    text: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     """The error is shown for its trial. The others run, and the report shows all readable runs."""
     bad, good = some(job("muon"), job("adamw"))
     bad.folder.mkdir(parents=True)
-    (bad.folder / records.FILE).write_text(text)
+    (bad.folder / records.FILE).write_text('{"kind": "run", "format": 99}\n')
     arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "1", "--workers", "1",
                  "--threads", "1", "--out", "out"]  # fmt: skip
     assert cli.main(arguments) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"{bad.folder / records.FILE} {words}" in out
+    out, error = " ".join(capsys.readouterr().out.split()), "has format 99"
+    assert f"{bad.folder / records.FILE} {error}" in out
     assert "1 of 2 runs are not done" in out
     assert good.run().finished  # type: ignore[union-attr]
     assert cli.main(["report", "out"]) == 0
-    assert f"skipped: {bad.folder / records.FILE} {words}" in capsys.readouterr().out
+    assert f"skipped: {bad.folder / records.FILE} {error}" in capsys.readouterr().out
 
 
 @lab

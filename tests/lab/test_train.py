@@ -68,8 +68,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 # -- stop and go on -------------------------------------------------------------------------------
 
-OPTIMIZERS = ["adamw", "muon", "scion", "soda_dagger", "lion", "soda(muon)", "soda_all(uscion)",
-              "schedule_free(adamw)", "gpa(muon)", "lookahead(muon)", "snoo(adamw)"]  # fmt: skip
+OPTIMIZERS = ["adamw", "muon", "soda_dagger", "soda(muon)", "schedule_free(adamw)", "gpa(muon)",
+              "lookahead(muon)", "snoo(adamw)"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -100,20 +100,20 @@ def test_a_finished_run_is_not_repeated() -> None:
 
 def test_killed() -> None:
     """Kill a run at random moments, also while it writes one of its checkpoints."""
-    steps, rng = 80, random.Random(0)
-    arguments = ["train", *flags(steps=steps, eval_every=20, optimizer="soda(adamw)"),
+    steps, kills, rng = 40, 3, random.Random(0)
+    arguments = ["train", *flags(steps=steps, eval_every=10, optimizer="soda(adamw)"),
                  "--checkpoint-every", "1"]  # fmt: skip
     whole = begin([*arguments, "--out", "a"])
     whole.until(lambda: lines(A, "step"))
     begun = time.monotonic()
     assert whole.end() == 0, whole.output
     took = time.monotonic() - begun
-    for _ in range(5):
+    for _ in range(kills):
         saved = [checkpoint.step(p) for p in found(B / "checkpoints")]
         heads = len(lines(B, "run"))
         victim = begin([*arguments, "--out", "b"])
         victim.until(lambda: len(lines(B, "run")) > heads)  # noqa: B023
-        time.sleep(rng.uniform(0, took / 6))
+        time.sleep(rng.uniform(0, took / (kills + 1)))
         victim.signal(signal.SIGKILL)
         assert victim.end() == -signal.SIGKILL
         assert lines(B, "run")[-1]["resumed"] == max(saved, default=0)
@@ -128,7 +128,7 @@ def test_killed() -> None:
     assert same_weights(A, B)
     assert list(B.rglob("*.part")) == []
     assert not (B / "checkpoints").exists()
-    assert len(lines(B, "step")) <= steps + 5  # a step whose checkpoint was not written yet
+    assert len(lines(B, "step")) <= steps + kills  # a step whose checkpoint was not written yet
 
 
 @pytest.mark.parametrize("moment", ["weights", "sample", "end"])
@@ -175,16 +175,15 @@ def running(*more: str, steps: int = 100_000, **settings: Any) -> Command:
     return command
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(number: int) -> None:
+def test_interrupted() -> None:
     command = running()
-    command.signal(number)
+    command.signal(signal.SIGINT)
     assert command.end() == 130
     step = lines(B, "end")[-1]["step"]
     assert f"stopped after step {step}: run it again to continue" in command.output
     command = running()
     command.until(lambda: len(lines(B, "run")) == 2)
-    command.signal(number)
+    command.signal(signal.SIGTERM)
     assert command.end() == 130
     assert f"continuing from step {step}" in command.output
     steps = [r["step"] for r in lines(B, "step")]
@@ -258,13 +257,20 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_checkpoint(damage: str) -> None:
+def test_damage_is_found(damage: str) -> None:
+    path = checkpoint.save(A, 1, {"x": torch.arange(10_000)})
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(checkpoint.Damaged, match=f"{path} is damaged"):
+        load(path)
+
+
+def test_damaged_checkpoint() -> None:
     """The run continues from the checkpoint before it, with the same results."""
     it, often, said = job("soda(adamw)"), Execution(checkpoint_every=1), Said()
     train.train(it, A)
     train.train(it, B, often, stop=after(4))
     older, newest = found(B / "checkpoints")
-    newest.write_bytes(DAMAGES[damage](newest.read_bytes()))
+    newest.write_bytes(DAMAGES["one bit"](newest.read_bytes()))
     assert cli.main(["sample", "b", "--tokens", "2"]) == 0
     assert train.train(it, B, often, said).finished
     assert f"{newest} is damaged" in said.texts[0]
@@ -405,8 +411,7 @@ def close(one: Path, other: Path) -> None:
     assert list(a.values()) == pytest.approx(list(b.values()), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "soda_dagger"])
-@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize(("name", "micro"), [("adamw", 1), ("soda_dagger", 2)])
 def test_accumulation(name: str, micro: int) -> None:
     train.train(job(name, batch=4), A)
     train.train(job(name, batch=4), B, Execution(micro_batch=micro))

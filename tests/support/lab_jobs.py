@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from sodaopt import cli
-from sodaopt.lab import commands, records, reproduce, sweep
+from sodaopt.lab import commands, records, reproduce, sweep, training
 from sodaopt.lab.data import open_data
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import DATA
 
 assert commands  # loaded before any process is forked
 assert reproduce
+# Samples take half the time of a tiny run. Set here, so that forked processes have it too.
+training.SAMPLE_TOKENS = 4
 TINY: dict[str, Any] = {"steps": 6, "width": 32, "depth": 1, "head_dim": 16, "context": 32,
                         "batch": 2, "eval_tokens": 256, "eval_every": 3}  # fmt: skip
 Prepare = Callable[[], None]

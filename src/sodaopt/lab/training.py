@@ -28,7 +28,7 @@ from .optimizers import averaged, build, state_bytes
 from .progress import Progress
 from .records import DIVERGED, FINISHED, STOPPED
 from .runlog import RunLog
-from .sample import PROMPTS, generate
+from .sample import PROMPTS, SAMPLE_TOKENS, generate
 
 MINUTE = 60.0
 
@@ -247,7 +247,7 @@ class Training:
                 self.log.note(self.step, f"{e}{': the last checkpoint is kept' if saved else ''}")
             tokenizer = self.data.tokenizer()
             for prompt in PROMPTS:
-                text = generate(self.model, tokenizer, prompt, tokens=80, seed=0)
+                text = generate(self.model, tokenizer, prompt, tokens=SAMPLE_TOKENS, seed=0)
                 self.log.write("sample", self.step, prompt=prompt, text=text)
         return saved
 
