@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from sodaopt.lab.data import DataError, Loader, corpus, dataset, open_data, text
 from sodaopt.lab.data import tokenizer as tokenizers
 from sodaopt.lab.data.shards import largest_id, open_shard, write_shard
 from sodaopt.lab.data.staging import staged
+from tests.support.lab_jobs import context, start_forkserver
 from tests.support.lab_texts import TEXTS, noise
 
 # Tokenizers
@@ -176,7 +176,7 @@ def at_once(barrier, root: Path, found) -> None:
 
 
 def test_two_processes_make_the_embedded_data_set_at_once(tmp_path, embedded, root):
-    context = get_context("forkserver")
+    start_forkserver()
     barrier, found = context.Barrier(2), context.Queue()
     processes = [context.Process(target=at_once, args=(barrier, tmp_path, found)) for _ in "ab"]
     for process in processes:

@@ -27,7 +27,6 @@ TINY = ["--steps", "2", "--eval-tokens", "256", "--depth", "1"]
 SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
 
 
-@pytest.mark.slow
 def test_quickstart(lab: Path) -> None:
     """Run the commands of the page, with two steps per run."""
     assert len(COMMANDS) == 5

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import forkserver, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -39,13 +40,24 @@ def flags(**settings: Any) -> list[str]:
     return [a for k, v in values.items() for a in (f"--{k.replace('_', '-')}", str(v))]
 
 
+@cache
+def start_forkserver() -> None:
+    """Start the process that others fork from, with all modules loaded.
+
+    A server that another test has started does not have these modules, so each process would
+    import torch again, which takes seconds. `_stop` is private, and made for tests.
+    """
+    forkserver._forkserver._stop()
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # the server starts before a test hides the GPU
+        forkserver.ensure_running()
+
+
 @pytest.fixture(name="data", scope="session")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the shards of the package's data once, and start the process that others fork from."""
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # it is there before any test hides the GPU
-        forkserver.ensure_running()
+    start_forkserver()
     folder = tmp_path_factory.mktemp("data")
     open_data("embedded", folder)
     return folder
