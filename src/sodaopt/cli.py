@@ -1,9 +1,9 @@
-"""The `sodaopt` command. Each subcommand is a dataclass with a `run` method, in its own module.
+"""The `sodaopt` command. Each subcommand is a dataclass with a `run` method.
 
     sodaopt compare muon "soda(muon)" --help
 
-A new one is a line in COMMANDS. Only the module of the chosen one is imported, so that each needs
-no more than it uses, and `import sodaopt` nothing of this.
+To add a subcommand, add a line to COMMANDS. Only the module of the chosen subcommand is imported,
+so a subcommand works without the dependencies of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sodaopt._errors import unknown
 
 @dataclass(frozen=True)
 class Command:
-    """Where the dataclass of a subcommand is, and what it does in a line."""
+    """The dataclass of a subcommand, and a short description."""
 
     module: str
     name: str
@@ -29,13 +29,15 @@ class Command:
 
 COMMANDS = {
     "train": Command("sodaopt.lab.commands", "Train", "train a small GPT"),
-    "compare": Command("sodaopt.lab.commands", "Compare", "several optimizers, table and report"),
-    "sweep": Command("sodaopt.lab.commands", "Sweep", "a grid of settings, as rows that are kept"),
-    "reproduce": Command("sodaopt.lab.reproduce", "Reproduce", "the paper's figures and tables"),
-    "report": Command("sodaopt.lab.report.command", "Report", "a page from runs"),
-    "sample": Command("sodaopt.lab.commands", "Sample", "text from a trained model"),
-    "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or look at data"),
-    "theory": Command("sodaopt.theory.command", "Theory", "check the convex theory, draw it"),
+    "compare": Command("sodaopt.lab.commands", "Compare", "compare several optimizers"),
+    "sweep": Command("sodaopt.lab.commands", "Sweep", "train a grid of settings"),
+    "reproduce": Command(
+        "sodaopt.lab.reproduce", "Reproduce", "run the paper's figures and tables"
+    ),
+    "report": Command("sodaopt.lab.report.command", "Report", "write a report page about runs"),
+    "sample": Command("sodaopt.lab.commands", "Sample", "generate text with a trained model"),
+    "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or inspect data"),
+    "theory": Command("sodaopt.theory.command", "Theory", "check and plot the convex theory"),
 }
 
 
@@ -45,7 +47,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; its exit code, 2 where it was called wrongly."""
+    """Run a subcommand. Return its exit code, which is 2 for wrong arguments."""
     try:
         try:
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as e:
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # `| head`: nobody reads on, also not at the end of the process
+        except BrokenPipeError:  # after `| head`: Python would fail again when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return _fail(str(e))
@@ -82,17 +84,17 @@ def _call(name: str, args: list[str]) -> int:
         config = getattr(import_module(command.module), command.name)
         return int(tyro.cli(config, prog=f"sodaopt {name}", args=args, registry=_rules()).run())
     except ModuleNotFoundError as e:
-        if (e.name or "").startswith("sodaopt"):  # not the user's to install
+        if (e.name or "").startswith("sodaopt"):  # a bug here, not a missing package
             raise
         return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
     except BrokenPipeError:
         raise
-    except (ValueError, OSError) as e:  # what was asked for cannot be; the message says why
+    except (ValueError, OSError) as e:  # wrong arguments or files, not a bug: no traceback
         return _fail(str(e))
 
 
 def _rules() -> Any:
-    """How arguments are read: a number may be written as 2^-11."""
+    """Return the rules of the argument parser: a number may be written as 2^-11."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     from sodaopt.lab.labels import number

@@ -1,4 +1,4 @@
-"""A report in a headless Chromium: it draws, answers buttons and the mouse, and says no word."""
+"""A report in a headless Chromium draws, responds to buttons and the mouse, and logs no error."""
 
 import pytest
 
@@ -11,7 +11,7 @@ pytest.importorskip("rich")
 from sodaopt.lab.report import write_report
 from sodaopt.lab.report.page import asset
 
-# pixels that something was drawn on, counted in a copy: reading the page's own canvas is warned of
+# Number of painted pixels, counted in a copy, because Chromium warns of reads from a canvas.
 INK = """[...document.querySelectorAll('canvas')].map((canvas) => {
   const copy = new OffscreenCanvas(canvas.width, canvas.height);
   const context = copy.getContext('2d', { willReadFrequently: true });
@@ -67,7 +67,7 @@ REACH = """(() => { %s
 
 
 def test_a_chart_of_few_points_has_the_first_of_them(tmp_path, chromium):
-    """Else the steep start is left out: one or two points without it would be an empty chart."""
+    """With more points the steep start is left out."""
     chromium.open(write_report([fake(tmp_path)], tmp_path / "report.html", "few"))
     for losses, start in (([7, 3.5], True), ([7, 4, 3.5], True), ([7, 4, 3.7, 3.5], False)):
         low, high = chromium.ask(REACH % (asset("curves.js"), len(losses), losses))

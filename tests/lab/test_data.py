@@ -1,10 +1,9 @@
-"""Tokenizers, and data sets by name: what is in them, and what can be wrong with them."""
+"""Tokenizers, and data sets by name: their content, and the errors for damaged ones."""
 
 import hashlib
 import json
 import shutil
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from sodaopt.lab.data import DataError, Loader, corpus, dataset, open_data, text
 from sodaopt.lab.data import tokenizer as tokenizers
 from sodaopt.lab.data.shards import largest_id, open_shard, write_shard
 from sodaopt.lab.data.staging import staged
+from tests.support.lab_jobs import context, start_forkserver
 from tests.support.lab_texts import TEXTS, noise
 
 # Tokenizers
@@ -88,7 +88,7 @@ def test_the_embedded_tokenizer_can_be_made_again(small):
 
 def test_our_tokenizer_agrees_with_the_library_whose_file_it_is(small):
     assert isinstance(small, tokenizers.ByteBPE)
-    theirs = tokenizers.Foreign(small.json, Path("tokenizer.json"))
+    theirs = tokenizers.OtherTokenizer(small.json, Path("tokenizer.json"))
     documents = list(texts.documents(corpus.SMALL["val"]))
     for text in [*TEXTS, *documents, *(noise(seed) for seed in range(50))]:
         ids = small.encode(text)
@@ -116,7 +116,7 @@ def test_an_unusual_tokenizer_is_left_to_its_library(change, small):
             model["vocab"]["xyzzy"] = 1024
         case "added":
             data["added_tokens"].append({**data["added_tokens"][0], "id": 1024, "content": "<x>"})
-    assert isinstance(tokenizers.parse(json.dumps(data)), tokenizers.Foreign)
+    assert isinstance(tokenizers.parse(json.dumps(data)), tokenizers.OtherTokenizer)
 
 
 # Data sets
@@ -176,7 +176,7 @@ def at_once(barrier, root: Path, found) -> None:
 
 
 def test_two_processes_make_the_embedded_data_set_at_once(tmp_path, embedded, root):
-    context = get_context("forkserver")
+    start_forkserver()
     barrier, found = context.Barrier(2), context.Queue()
     processes = [context.Process(target=at_once, args=(barrier, tmp_path, found)) for _ in "ab"]
     for process in processes:
@@ -193,7 +193,7 @@ def test_only_the_first_of_two_folders_is_kept(tmp_path):
     (late.enter_context(staged(out)) / "a").write_text("late")
     with staged(out) as early:
         (early / "a").write_text("early")
-    with pytest.raises(FileExistsError, match="already there"):
+    with pytest.raises(FileExistsError, match="already exists"):
         late.close()
     assert (out / "a").read_text() == "early"
     with staged(out, replace=True) as third:
@@ -229,7 +229,7 @@ def test_ids_are_looked_at_once(tmp_path, monkeypatch):
         open_data(str(folder))
     assert sorted(seen) == ["fineweb_train_1.bin", "fineweb_val_0.bin"]
     fineweb(folder, train_2=[50257])
-    with pytest.raises(DataError, match=r"train_2.bin has the id 50257, and the vocabulary has 50"):
+    with pytest.raises(DataError, match=r"train_2.bin has the id 50257, but the vocabulary has 50"):
         open_data(str(folder))
     assert seen[2:] == ["fineweb_train_2.bin"]
 
@@ -268,18 +268,18 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
     ("kind", "message"),
     [
         ("truncated", "train_000000.bin is cut short"),
-        ("missing", "no shard named like train_"),
-        ("no val", "no shard named like val_"),
-        ("another", "train_000009.bin: it should have no tokens"),
-        ("ids", "train_000000.bin has the id 60000, and the vocabulary has 1024: prepare"),
-        ("vocab", "tokenizer.json has 1024 words, and meta.json says 1025"),
-        ("format", "another format than 1"),
+        ("missing", "no shard named train_"),
+        ("no val", "no shard named val_"),
+        ("another", r"train_000009.bin has \d+ tokens, but meta.json says none"),
+        ("ids", "train_000000.bin has the id 60000, but the vocabulary has 1024: prepare"),
+        ("vocab", "tokenizer.json has 1024 tokens, but meta.json says 1025"),
+        ("format", "does not have format 1"),
         ("bad meta", "meta.json is damaged"),
-        ("no tokenizer", "there is no tokenizer"),
+        ("no tokenizer", "cannot read the tokenizer"),
         ("bad tokenizer", "is not a tokenizer.json"),
     ],
 )
-def test_what_is_wrong_is_found_on_opening(kind, message, embedded, tmp_path):
+def test_errors_are_found_on_opening(kind, message, embedded, tmp_path):
     with pytest.raises(DataError, match=message):
         open_data(str(damaged(kind, embedded, tmp_path / "copy")))
 
@@ -287,8 +287,8 @@ def test_what_is_wrong_is_found_on_opening(kind, message, embedded, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fineweb10B", "not in .* yet; get it with: sodaopt data download fineweb10B 9"),
-        ("proxy", "not in .* yet; make it with: sodaopt data prepare FILES --vocab 8192 --out"),
+        ("fineweb10B", "is not in .*: get it with sodaopt data download fineweb10B 9"),
+        ("proxy", "is not in .*: make it with sodaopt data prepare FILES --vocab 8192 --out"),
         ("fineweb10b", "did you mean 'fineweb10B'.*sodaopt data download fineweb10B 9"),
         ("embeded", "did you mean 'embedded'"),
         ("mine2", "did you mean 'mine1'"),

@@ -1,4 +1,4 @@
-"""The pages about the lab: their commands run, and their tables are what the files say."""
+"""The pages about the lab: their commands run, and their tables agree with the code."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from benchmarks.pages import filled
 from sodaopt.cli import main
 from sodaopt.lab.job import PRESETS, Job, resolve
 from sodaopt.lab.optimizers import BASES
+from tests.support.lab_jobs import embedded, working
 from tools import results_doc
+
+assert embedded  # fixtures
+assert working
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.search(r"```sh\n(.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.DOTALL)
 COMMANDS = BLOCK[1].splitlines() if BLOCK else []
-TINY = ["--steps", "4", "--eval-tokens", "1024"]
+TINY = ["--steps", "2", "--eval-tokens", "256", "--depth", "1"]
 SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
 
 
-def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a newcomer would, but with runs of four steps."""
+def test_quickstart(lab: Path) -> None:
+    """Run the commands of the page, with two steps per run."""
     assert len(COMMANDS) == 5
     assert COMMANDS[0] == "make setup && . .venv/bin/activate"
-    monkeypatch.chdir(tmp_path)
     for command in COMMANDS[1:]:
         program, name, *rest = shlex.split(command)
         assert program == "sodaopt"
         assert main([name, *rest, *SHORT.get(name, [])]) == 0, command
-    assert (tmp_path / "runs/compare/report.html").stat().st_size > 50_000
-    assert (tmp_path / "runs/report.html").exists()
-    assert list((tmp_path / "runs").glob("report-*.png"))
+    assert (lab / "runs/compare/report.html").stat().st_size > 50_000
+    assert (lab / "runs/report.html").exists()
+    assert list((lab / "runs").glob("report-*.png"))
 
 
 def test_performance_is_up_to_date() -> None:
@@ -57,7 +60,7 @@ def test_the_presets_of_the_page(name: str) -> None:
 def test_the_optimizers_of_the_page(name: str) -> None:
     page = (DOCS / "lab.md").read_text()
     line = next(row for row in page.splitlines() if re.match(rf"\| .*\b{name}\b.*\|", row))
-    plan = resolve(Job(optimizer=name, preset="gpt-124m"), 50257)
-    exponent = f"2^{round(math.log2(plan.settings.lr))}"
-    factor = "2 ReLU^2" if plan.shape.activation == 2 else "ReLU^2"
+    resolved = resolve(Job(optimizer=name, preset="gpt-124m"), 50257)
+    exponent = f"2^{round(math.log2(resolved.settings.lr))}"
+    factor = "2 ReLU^2" if resolved.shape.activation == 2 else "ReLU^2"
     assert f"| {exponent} | {factor} |" in line

@@ -56,16 +56,16 @@ def header(magic=20240520, version=1, count=3):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "cut short: 0 bytes"),
-        (header()[:1000], "cut short: 1000 bytes"),
+        (b"", "cut short: it has 0 bytes"),
+        (header()[:1000], "cut short: it has 1000 bytes"),
         (header(magic=1) + b"abcdef", "begins with 1, not 20240520"),
         (header(version=2) + b"abcdef", "version 2"),
-        (header() + b"abcde", "names 3 tokens, which are 1030 bytes, and it has 1029"),
-        (header() + b"abcdefg", "is not whole: its header names 3 tokens"),
-        (header(count=-1), "names -1 tokens"),
+        (header() + b"abcde", "says 3 tokens, or 1030 bytes, but it has 1029"),
+        (header() + b"abcdefg", "is damaged: its header says 3 tokens"),
+        (header(count=-1), "says -1 tokens"),
     ],
 )
-def test_what_is_not_a_whole_shard_is_refused(data, message, tmp_path):
+def test_an_incomplete_shard_is_refused(data, message, tmp_path):
     path = tmp_path / "train_0.bin"
     path.write_bytes(data)
     with pytest.raises(DataError, match=message) as e:
@@ -208,11 +208,11 @@ def test_epochs_are_counted(files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sequences": 3, "world": 2}, "3 sequences cannot be shared by 2"),
+        ({"sequences": 3, "world": 2}, "3 sequences is not a multiple of 2"),
         ({"sequences": 0}, "0 sequences"),
-        ({"rank": 2, "world": 2}, "rank 2"),
+        ({"rank": 2, "world": 2}, "rank must be in 0..1, got 2"),
         ({"context": 0}, "context"),
-        ({"context": 40}, "train_2.bin has 40 tokens, too few for one window of 40"),
+        ({"context": 40}, "train_2.bin has 40 tokens, too few for a window of 40"),
         ({"seed": -1}, "seed"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_loader_that_cannot_work_is_refused(arguments, message, files):
 
 
 def test_the_order_never_changes():
-    """These numbers are Philox's; whoever resumes a run of an older version needs them."""
+    """These numbers are Philox's. Runs of older versions need them to resume."""
     assert permutation(8, 0).tolist() == [0, 2, 1, 5, 4, 3, 6, 7]
     assert permutation(8, 1, 2, 3).tolist() == [6, 1, 4, 2, 5, 0, 7, 3]
 
@@ -258,7 +258,7 @@ def test_ranks_share_validation(world, files):
 
 
 def test_validation_on_too_few_tokens_is_refused_at_once(files):
-    with pytest.raises(DataError, match="7 tokens are too few"):
+    with pytest.raises(DataError, match="7 validation tokens are too few"):
         val_batches(files, 4, CONTEXT, 7)
 
 
@@ -272,7 +272,7 @@ def test_batches_on_a_gpu_are_those_on_the_host(files):
 
 
 def test_reading_is_fast(tmp_path):
-    """Far from 5 M tokens a second there would be no use in a GPU; the host is shared, so 1 M."""
+    """A GPU needs 5 M tokens a second. The test asks for 1 M, because the host is shared."""
     write_shard(tmp_path / "train_0.bin", np.arange(20_000_000) % 50000)
     loader = Loader([tmp_path / "train_0.bin"], 256, 1024)
     loader.next()

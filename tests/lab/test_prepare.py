@@ -32,7 +32,7 @@ UNPACKED[".zst"] = lambda data: b"".join(
 
 
 def documents_of(data) -> list[str]:
-    """What the shards hold, decoded, in their order."""
+    """Return the decoded documents of the shards, in order."""
     tokenizer, found = data.tokenizer(), []
     for files in (data.train, data.val):
         ids = np.concatenate([open_shard(path) for path in files])
@@ -69,7 +69,7 @@ def test_every_tokenizer(tokenizer, tmp_path, capsys):
     said = capsys.readouterr().out
     data = open_data(str(out))
     assert data.vocab == {"gpt2": 50257, str(SMALL): 1024, None: 300}[tokenizer]
-    assert ("training a tokenizer of 300 words" in said) == (tokenizer is None)
+    assert ("training a tokenizer of 300 tokens" in said) == (tokenizer is None)
     assert f"{data.train_tokens:,} tokens for training in 1 shard," in said
     found = documents_of(data)
     assert sorted(found[:30]) == sorted(parts[0])
@@ -95,19 +95,21 @@ def test_the_result_does_not_depend_on_the_workers(workers, tmp_path, monkeypatc
     monkeypatch.setattr(build, "BATCH", 200)
     path = tmp_path / "a.txt"
     path.write_bytes(content("txt", DOCUMENTS))
-    plan = prepare.Plan([path], tmp_path / "out", tokenizer="gpt2", workers=workers)
-    meta = prepare.prepare(plan).meta
+    options = prepare.PrepareOptions([path], tmp_path / "out", tokenizer="gpt2", workers=workers)
+    meta = prepare.prepare(options).meta
     monkeypatch.undo()
-    again = prepare.prepare(prepare.Plan([path], tmp_path / "two", tokenizer="gpt2"))
+    again = prepare.prepare(prepare.PrepareOptions([path], tmp_path / "two", tokenizer="gpt2"))
     assert again.meta["shards"] == meta["shards"]
-    other = prepare.prepare(prepare.Plan([path], tmp_path / "3", tokenizer="gpt2", seed=1))
+    other = prepare.prepare(
+        prepare.PrepareOptions([path], tmp_path / "3", tokenizer="gpt2", seed=1)
+    )
     assert other.meta["shards"] != meta["shards"]
 
 
 def test_one_document_is_cut_for_validation(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("\n".join(DOCUMENTS))
-    data = prepare.prepare(prepare.Plan([path], tmp_path / "out", tokenizer="gpt2"))
+    data = prepare.prepare(prepare.PrepareOptions([path], tmp_path / "out", tokenizer="gpt2"))
     assert data.val_tokens == (data.train_tokens + data.val_tokens) // 100
     ids = np.concatenate([open_shard(p) for p in data.train + data.val])
     assert data.tokenizer().decode(ids[1:].tolist()) == path.read_text()
@@ -188,32 +190,32 @@ def wrong(kind: str, folder: Path) -> list[object]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("nothing", "name the files"),
+        ("nothing", "no files given: name the text files"),
         ("missing", "bad.txt does not exist"),
         ("val missing", "bad.txt does not exist"),
         ("empty", "bad.txt is empty"),
-        ("blank", "bad.txt holds no text"),
+        ("blank", "bad.txt contains no text"),
         ("not utf-8", "bad.txt is not UTF-8 (byte 0xff after b'ab ')"),
-        ("one letter", "there is too little text for val data: 0 tokens"),
+        ("one letter", "too little text for val data: 0 tokens"),
         ("folder", "is a folder: name the files"),
         ("twice", "good.txt is named twice"),
         ("cut .xz", "bad.txt.xz is damaged or cut short"),
         ("cut .zst", "bad.txt.zst is damaged or cut short"),
         ("not .xz", "bad.txt.xz is damaged"),
         ("not .zst", "bad.txt.zst is damaged"),
-        ("not json", 'bad.jsonl, line 2: not a JSON object with a "text"'),
-        ("no text", 'bad.jsonl, line 2: not a JSON object with a "text"'),
-        ("half a character", 'bad.jsonl, line 2: not a JSON object with a "text"'),
-        ("exists", "is already there: --force replaces it"),
-        ("other files", "holds other files: thesis.tex"),
+        ("not json", 'bad.jsonl, line 2: expected a JSON object with a field "text"'),
+        ("no text", 'bad.jsonl, line 2: expected a JSON object with a field "text"'),
+        ("half a character", 'bad.jsonl, line 2: expected a JSON object with a field "text"'),
+        ("exists", "already exists: replace it with --force"),
+        ("other files", "contains other files (thesis.tex)"),
         ("known", "embedded is the name of a known data set"),
-        ("both", "--vocab is for a new tokenizer"),
+        ("both", "--vocab 500 is for a new tokenizer"),
         ("--vocab 256", "vocab must be in 257..65536, got 256"),
         ("--vocab 70000", "vocab must be in 257..65536, got 70000"),
         ("--val-fraction 1.5", "val-fraction must be between 0 and 1"),
         ("--workers 0", "workers must be at least 1"),
         ("--shard-tokens many", "'many' is not a number such as"),
-        ("--tokenizer gpt3", "there is no tokenizer gpt3"),
+        ("--tokenizer gpt3", "cannot read the tokenizer gpt3"),
         ("--tokenizer pyproject.toml", "pyproject.toml is not a tokenizer.json"),
     ],
 )
@@ -253,13 +255,13 @@ def text(path, parts):
     halt(path.name)
     return atomically(path, parts)
 build.write_shard, build.write_atomically = shard, text
-plan = prepare.Plan([Path(sys.argv[1])], out, vocab=300, shard_tokens=500)
+options = prepare.PrepareOptions([Path(sys.argv[1])], out, vocab=300, shard_tokens=500)
 print("encoding" if stop == "encoding" else "", flush=True)
-prepare.prepare(plan, tell=lambda n: halt("encoding"))
+prepare.prepare(options, tell=lambda n: halt("encoding"))
 """
 
 
-@pytest.mark.parametrize("stop", ["encoding", "train_000002.bin", "val_000000.bin", "meta.json"])
+@pytest.mark.parametrize("stop", ["encoding", "meta.json"])
 def test_killed_half_way_leaves_nothing_and_a_rerun_works(stop, tmp_path):
     path, out = tmp_path / "a.txt", tmp_path / "out"
     path.write_bytes(content("txt", DOCUMENTS))
@@ -269,25 +271,25 @@ def test_killed_half_way_leaves_nothing_and_a_rerun_works(stop, tmp_path):
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
     left = [p for p in tmp_path.iterdir() if p != path]
-    assert len(left) == 1, "what it was writing"
+    assert len(left) == 1, "the folder it was writing"
     assert not out.exists()
     for folder in left:
-        with pytest.raises(DataError, match="cut short"):
+        with pytest.raises(DataError, match="partial output"):
             open_data(str(folder))
     with pytest.raises(DataError, match="unknown data set 'out'"):
         open_data("out", tmp_path)
-    data = prepare.prepare(prepare.Plan([path], out, vocab=300, val_fraction=0.1))
+    data = prepare.prepare(prepare.PrepareOptions([path], out, vocab=300, val_fraction=0.1))
     assert sorted(documents_of(data)) == sorted(DOCUMENTS)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "out"], "the rest is swept"
 
 
-@pytest.mark.parametrize("what", ["ids", "shard", "tokenizer"])
-def test_a_full_disk_leaves_nothing(what, tmp_path):
-    """No file may grow beyond a limit, as if the disk were full; each is the first for one."""
+@pytest.mark.parametrize("file", ["ids", "shard"])
+def test_a_full_disk_leaves_nothing(file, tmp_path):
+    """No file may grow beyond a limit, as if the disk were full. Each file is the first for one."""
     path, out = tmp_path / "a.txt", tmp_path / "out"
     path.write_bytes(content("txt", DOCUMENTS))
     size = 2 * sum(len(tokenizers.load(str(SMALL)).encode(text)) + 1 for text in DOCUMENTS)
-    limit = {"ids": size - 100, "shard": size + 100, "tokenizer": size + 1024}[what]
+    limit = {"ids": size - 100, "shard": size + 100}[file]
 
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -321,7 +323,7 @@ def test_info_says_what_is_there(tmp_path, capsys, monkeypatch):
         assert name in said
     assert call("info", "mine", "--verify") == 0
     said = capsys.readouterr().out
-    for word in ("CC0", "mine.txt", "1,024 words", "tokenizer.json", "2 checksums are right"):
+    for word in ("CC0", "mine.txt", "1,024 tokens", "tokenizer.json", "2 checksums are right"):
         assert word in said
     assert call("info", "min") == 2
     assert "did you mean 'mine'" in capsys.readouterr().err
@@ -330,7 +332,7 @@ def test_info_says_what_is_there(tmp_path, capsys, monkeypatch):
 def test_verify_finds_a_flipped_bit(tmp_path, capsys):
     path, out = tmp_path / "a.txt", tmp_path / "out"
     path.write_bytes(content("txt", DOCUMENTS))
-    prepare.prepare(prepare.Plan([path], out, tokenizer="gpt2"))
+    prepare.prepare(prepare.PrepareOptions([path], out, tokenizer="gpt2"))
     shard = out / "train_000000.bin"
     data = bytearray(shard.read_bytes())
     data[2000] ^= 1

@@ -127,14 +127,14 @@ def test_diverged_runs_are_shown(tmp_path):
     found = page(tmp_path)
     said = " ".join(found.text)
     assert "1 finished, 1 diverged" in said
-    assert "2 of 3 runs diverged and are in no mean." in said
+    assert "2 of 3 runs diverged and are not part of a mean." in said
     names = [curve["label"] for curve in found.data["val"]]
     assert names == ["muon", "muon, seed 1 diverged", "adamw"]
     assert all(y is not None for curve in found.data["val"] for y in curve["loss"])
 
 
-def test_what_runs_noted_is_said(tmp_path):
-    """Tokens that were seen again, and what could not be saved."""
+def test_notes_of_runs_are_shown(tmp_path):
+    """The notes name repeated data and failures to save."""
     fake(tmp_path, "muon")
     for epochs in (1.0, 2.25):
         run = fake(tmp_path, "adamw", seed=7, wd=epochs)
@@ -143,10 +143,10 @@ def test_what_runs_noted_is_said(tmp_path):
     note = '{"kind": "note", "step": 5, "text": "step 5: it could not be saved"}\n'
     head, rest = (run.folder / FILE).read_text().split("\n", 1)
     (run.folder / FILE).write_text(f"{head}\n{note}{note}{rest}")
-    said = text.notes(stats.rows(find([tmp_path])))[-2:]
+    said = text.notes(stats.group_by_variant(find([tmp_path])))[-2:]
     assert said == [
-        "1 of 3 runs saw some tokens more than once, in up to 2.25 epochs.",
-        "1 of 3 runs left a note; adamw wd=2.25, seed 7: step 5: it could not be saved",
+        "1 of 3 runs read training data more than once, up to 2.25 times.",
+        "1 of 3 runs left a note, for example adamw wd=2.25, seed 7: step 5: it could not be saved",
     ]
 
 
@@ -154,7 +154,7 @@ def test_one_run(tmp_path):
     fake(tmp_path, final=3.5)
     said = " ".join(page(tmp_path).text)
     assert "reaches a validation loss of 3.5000 (one seed)." in said
-    assert "p is of" not in said
+    assert "p value" not in said
 
 
 def test_forty_runs(tmp_path):
@@ -186,12 +186,12 @@ def test_the_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
         write_report([], out, "none")
 
 
-# -- what is drawn --------------------------------------------------------------------------------
+# -- charts --------------------------------------------------------------------------------
 
 
 def test_long_curves_keep_their_ends(tmp_path):
-    (row,) = stats.rows([fake(tmp_path, steps=40_000, every=16)])
-    (curve,) = charts.curves([row], "step")
+    (variant,) = stats.group_by_variant([fake(tmp_path, steps=40_000, every=16)])
+    (curve,) = charts.curves([variant], "step")
     assert len(curve.steps) == len(curve.loss) == len(curve.tokens) == charts.POINTS
     assert (curve.steps[0], curve.steps[-1]) == (4, 40_000)
 
@@ -208,7 +208,7 @@ def test_soda_is_a_level_line_in_a_sweep_of_weight_decay(tmp_path):
         fake(tmp_path, "muon", wd=wd, final=final)
     run = fake(tmp_path, "soda(muon)", final=3.4)
     assert run.job["wd"] == 0
-    (panel,) = charts.panels(stats.rows(find([tmp_path])))
+    (panel,) = charts.panels(stats.group_by_variant(find([tmp_path])))
     assert (panel.axis, panel.title, panel.ticks) == ("wd", "", [-3.5, -2, 0])
     assert panel.names == ["0", "0.25", "1"]
     muon, soda = panel.traces
@@ -220,7 +220,7 @@ def test_each_horizon_of_a_sweep_has_its_panel(tmp_path):
     for horizon, steps in ((1.0, 100), (4.0, 400)):
         for lr in (2.0**-10, 2.0**-9):
             fake(tmp_path, lr=lr, horizon=horizon, steps=steps)
-    found = charts.panels(stats.rows(find([tmp_path])))
+    found = charts.panels(stats.group_by_variant(find([tmp_path])))
     assert [panel.title for panel in found] == ["horizon=1", "horizon=4"]
     assert [trace.label for panel in found for trace in panel.traces] == ["muon", "muon"]
     assert found[0].names == ["2^-10", "2^-9"]
@@ -239,7 +239,9 @@ def test_figures(tmp_path):
     fake(tmp_path, "muon", wd=0.1, final=3.55)
     fake(tmp_path, "muon", wd=0.2, status=DIVERGED)
     fake(tmp_path, "$x_", lr=1.0, status=None, done=0.3)
-    files = figures.draw(stats.rows(find([tmp_path])), tmp_path / "out" / "r", ("png", "svg"))
+    files = figures.draw(
+        stats.group_by_variant(find([tmp_path])), tmp_path / "out" / "r", ("png", "svg")
+    )
     names = ["r-val.png", "r-val.svg", "r-wd.png", "r-wd.svg"]
     assert [path.name for path in files] == names
     assert all(path.stat().st_size > 5000 for path in files)
@@ -248,8 +250,8 @@ def test_figures(tmp_path):
 
 @pytest.mark.parametrize(("every", "start"), [(200, True), (100, True), (20, False)])
 def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
-    """Else the steep start is left out: one or two points without it would be an empty chart."""
-    (curve,) = charts.curves(stats.rows([fake(tmp_path, every=every)]), "val")
+    """With more points the steep start is left out."""
+    (curve,) = charts.curves(stats.group_by_variant([fake(tmp_path, every=every)]), "val")
     low, high = figures._settled([curve])
     assert low < min(curve.loss)
     assert (max(curve.loss) < high) == start
@@ -260,7 +262,7 @@ def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
 
 def test_the_headline_says_what_is_sure(tmp_path):
     comparison(tmp_path)
-    ((subject, rest),) = text.headlines(stats.rows(find([tmp_path])))
+    ((subject, rest),) = text.headlines(stats.group_by_variant(find([tmp_path])))
     assert subject == "soda(muon)"
     assert re.search(r"lowest validation loss, 3\.56\d\d ± 0\.00\d\d \(3 seeds\): ", rest)
     assert re.search(r": 0\.0100 lower than muon \(p < 0\.0001\)\.$", rest)
@@ -270,18 +272,20 @@ def test_the_headline_doubts_what_is_not_sure(tmp_path):
     for seed, gap in enumerate((0.02, -0.03, 0.0)):
         fake(tmp_path, "muon", seed, final=3.5)
         fake(tmp_path, "lion", seed, final=3.5 + gap)
-    ((subject, rest),) = text.headlines(stats.rows(find([tmp_path])))
-    assert (subject, "which 3 seeds do not tell from noise (p = 0.8" in rest) == ("lion", True)
+    ((subject, rest),) = text.headlines(stats.group_by_variant(find([tmp_path])))
+    assert (subject, "not significant with 3 seeds (p = 0.8" in rest) == ("lion", True)
 
 
 def test_the_baseline_of_a_sweep_is_its_best(tmp_path):
     for lr, final in ((2.0**-12, 3.9), (2.0**-10, 3.5)):
         fake(tmp_path, "muon", lr=lr, final=final)
     fake(tmp_path, "adamw", lr=2.0**-9, final=3.6)
-    lines = text.lines(stats.rows(find([tmp_path])))
+    lines = text.comparisons(stats.group_by_variant(find([tmp_path])))
     assert [line.gap for line in lines] == ["+0.4000", "baseline", "+0.1000"]
     assert [line.p for line in lines] == ["one seed", "", "one seed"]
-    assert "Of a sweep, the best row is the baseline." in text.notes([line.row for line in lines])
+    assert "The best row of a sweep is the baseline." in text.notes(
+        [line.variant for line in lines]
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +328,7 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runs": ("nothing",)}, "no runs in .*nothing: there is no run.jsonl"),
+        ({"runs": ("nothing",)}, "no runs in .*nothing: no run.jsonl"),
         ({"runs": ("nothin",)}, "did you mean"),
         ({"runs": ("one",), "baseline": "moun"}, "did you mean 'muon'"),
     ],

@@ -1,5 +1,5 @@
-"""Many runs: grids are what they say, finished rows are kept whatever stops the rest, and one that
-fails does not take others with it. The commands from their arguments to their files."""
+"""Sweeps: grids, and trials that finish, fail, die or are interrupted without effect on others.
+The commands, from their arguments to their files."""
 
 import json
 import math
@@ -21,16 +21,16 @@ from rich.console import Console
 
 from sodaopt import cli
 from sodaopt.lab import records, results, sweep, train
-from sodaopt.lab.board import Board, run_rows
+from sodaopt.lab.board import Board, run_trials
 from sodaopt.lab.checkpoint import found
 from sodaopt.lab.commands import Compare, Sample, Sweep, axis, restore
 from sodaopt.lab.execution import NO_MEMORY, Execution
-from sodaopt.lab.job import Common, Job, Plan, resolve
+from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
 from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
-from sodaopt.lab.sweep import Local, Row, grid, left, rows
+from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
     Command,
     begin,
@@ -150,66 +150,66 @@ HOW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_row_as_text() -> None:
+def test_trial_as_text() -> None:
     """Every field survives, and none is missing from this test."""
     assert {f.name for f in fields(Job)} == set(OTHER)
     assert {f.name for f in fields(Execution)} == set(HOW)
     for name, value in OTHER.items():
         optimizer = "soda(muon)" if name in ("z0", "fade") else "muon"
         it = Job(**{"optimizer": optimizer} | {name: value})
-        row = Row(it, Path("a b/ü"), Execution(**HOW))
-        again = Row.parse(row.text())
-        assert again == row
+        trial = Trial(it, Path("a b/ü"), Execution(**HOW))
+        again = Trial.parse(trial.text())
+        assert again == trial
         assert getattr(again.job, name) == value
     for name, value in HOW.items():
         execution = Execution(**{name: value})
-        assert Row.parse(Row(Job(), OUT, execution).text()).execution == execution
+        assert Trial.parse(Trial(Job(), OUT, execution).text()).execution == execution
 
 
-def test_rows_are_different_jobs() -> None:
+def test_trials_are_different_jobs() -> None:
     jobs = [job("muon"), job("Muon"), job("muon", warmup=0.0), job("muon", seed=1)]
-    found = rows(jobs, OUT, Execution(), VOCAB)
-    assert [row.job.seed for row in found] == [0, 1]
-    assert len({row.folder for row in found}) == 2
+    found = make_trials(jobs, OUT, Execution(), VOCAB)
+    assert [trial.job.seed for trial in found] == [0, 1]
+    assert len({trial.folder for trial in found}) == 2
 
 
-# -- rows that run --------------------------------------------------------------------------------
+# -- trials that run ------------------------------------------------------------------------------
 
 
-def some(*jobs: Job, **how: Any) -> list[Row]:
-    return rows(jobs, OUT, Execution(**{"threads": 1} | how), VOCAB)
+def some(*jobs: Job, **how: Any) -> list[Trial]:
+    return make_trials(jobs, OUT, Execution(**{"threads": 1} | how), VOCAB)
 
 
-def run_all(found: list[Row], workers: int = 2) -> list[sweep.Outcome]:
-    return run_rows(found, workers, Console(quiet=True))
+def run_all(found: list[Trial], workers: int = 2) -> list[sweep.Outcome]:
+    return run_trials(found, workers, Console(quiet=True))
 
 
 @lab
-def test_finished_rows_are_kept() -> None:
+def test_finished_trials_are_kept() -> None:
     first = some(job("muon"))
     assert run_all(first) == []
     before = (first[0].folder / records.FILE).stat().st_mtime_ns
     more = some(job("muon"), job("adamw"))
-    assert left(more) == more[1:]
+    assert unfinished(more) == more[1:]
     assert run_all(more) == []
-    assert left(more) == []
+    assert unfinished(more) == []
     assert (first[0].folder / records.FILE).stat().st_mtime_ns == before
-    assert [len(lines(row.folder, "run")) for row in more] == [1, 1]
+    assert [len(lines(trial.folder, "run")) for trial in more] == [1, 1]
 
 
 @lab
-def test_a_row_runs_as_it_does_alone() -> None:
-    (row,) = some(job("soda(muon)"))
-    assert run_all([row]) == []
-    train.train(row.job, Path("alone"))
-    assert losses(row.folder) == losses(Path("alone"))
+def test_a_trial_runs_as_it_does_alone() -> None:
+    (trial,) = some(job("soda(muon)"))
+    assert run_all([trial]) == []
+    train.train(trial.job, Path("alone"))
+    assert losses(trial.folder) == losses(Path("alone"))
 
 
 @lab
 def test_a_run_that_diverges_is_done() -> None:
     found = some(job("adamw", lr=1e30, warmup=0.0), job("muon"))
     assert run_all(found) == []
-    assert [row.run().finished for row in found] == [False, True]  # type: ignore[union-attr]
+    assert [trial.run().finished for trial in found] == [False, True]  # type: ignore[union-attr]
 
 
 def bad_key(*args: Any, **how: Any) -> None:
@@ -217,67 +217,64 @@ def bad_key(*args: Any, **how: Any) -> None:
 
 
 @lab
-def test_a_row_that_fails() -> None:
-    """A file where its folder should be; the others run."""
+def test_a_trial_that_fails() -> None:
+    """A file is in the place of its folder. The other trials run."""
     found = some(*(job("muon", seed=s) for s in range(3)))
     OUT.mkdir()
     found[1].folder.write_text("in the way")
-    outcomes = {o.row: o for o in Local(2)(found)}
-    assert [bool(outcomes[row].error) for row in found] == [False, True, False]
+    outcomes = {o.trial: o for o in Local(2)(found)}
+    assert [bool(outcomes[trial].error) for trial in found] == [False, True, False]
     assert "in the way" not in outcomes[found[1]].error
-    assert all(outcomes[row].run.finished for row in (found[0], found[2]))  # type: ignore[union-attr]
+    assert all(outcomes[trial].run.finished for trial in (found[0], found[2]))  # type: ignore[union-attr]
 
 
 @lab
 def test_any_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = some(job("muon"))
+    (trial,) = some(job("muon"))
     monkeypatch.setattr(train, "train", bad_key)
-    assert sweep.work(row.text()) == "KeyError: 'lost'"
+    assert sweep.work(trial.text()) == "KeyError: 'lost'"
+
+
+def test_a_record_without_a_head(tmp_path: Path) -> None:
+    (tmp_path / records.FILE).write_text('{"kind": "ru\n{"kind": "step", "step": 1}\n')
+    with pytest.raises(ValueError, match="does not begin with a run record"):
+        records.begun(tmp_path)
 
 
 @lab
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"kind": "run", "format": 99}\n', "has format 99"),
-        ('{"kind": "ru\n{"kind": "step", "step": 1}\n', "does not begin with a run record"),
-    ],
-)
-def test_a_record_that_cannot_be_read(
-    text: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Said for its row; the others run, and a report has all that can be read."""
+def test_a_record_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error is shown for its trial. The others run, and the report shows all readable runs."""
     bad, good = some(job("muon"), job("adamw"))
     bad.folder.mkdir(parents=True)
-    (bad.folder / records.FILE).write_text(text)
+    (bad.folder / records.FILE).write_text('{"kind": "run", "format": 99}\n')
     arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "1", "--workers", "1",
                  "--threads", "1", "--out", "out"]  # fmt: skip
     assert cli.main(arguments) == 1
-    out = " ".join(capsys.readouterr().out.split())
-    assert f"{bad.folder / records.FILE} {words}" in out
+    out, error = " ".join(capsys.readouterr().out.split()), "has format 99"
+    assert f"{bad.folder / records.FILE} {error}" in out
     assert "1 of 2 runs are not done" in out
     assert good.run().finished  # type: ignore[union-attr]
     assert cli.main(["report", "out"]) == 0
-    assert f"skipped: {bad.folder / records.FILE} {words}" in capsys.readouterr().out
+    assert f"skipped: {bad.folder / records.FILE} {error}" in capsys.readouterr().out
 
 
 @lab
-def test_what_a_run_noted_is_said_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also that it saw its data again: a worker has no progress of its own to say it."""
-    (row,) = some(job("muon"))
-    writer = records.Writer(row.folder)
+def test_notes_of_a_run_are_shown_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also that it read its data again, because a worker shows no progress."""
+    (trial,) = some(job("muon"))
+    writer = records.Writer(trial.folder)
     writer.write("run", format=records.FORMAT, job={})
     for _ in range(2):  # again, after a stop
         writer.write("note", step=3, text="step 3: [it] could not be saved")
     writer.write("end", step=6, status=records.FINISHED, val_loss=4.0, seconds=1.0, epochs=2.5)
     writer.close()
-    board = Board(Console(), [row], 0)
-    board.end(sweep.Outcome(row, row.run()))
+    board = Board(Console(), [trial], 0)
+    board.end(sweep.Outcome(trial, trial.run()))
     said = capsys.readouterr().out.splitlines()
     assert said == [
         "[1/1] muon, seed 0: validation loss 4.0000 (0:01)",
         "  step 3: [it] could not be saved",
-        "  it saw some tokens more than once, in 2.5 epochs",
+        "  it read its training data 2.5 times",
     ]
 
 
@@ -292,11 +289,11 @@ def test_each_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_worker", lambda: Recorder(seen))
     found = some(job("muon"), job("adamw"))
     assert len(list(Local(2)(found))) == 2
-    assert sorted(Row.parse(text).execution.device for text in seen) == ["cuda:0", "cuda:1"]
+    assert sorted(Trial.parse(text).execution.device for text in seen) == ["cuda:0", "cuda:1"]
 
 
 class Recorder:
-    """A worker that is only asked."""
+    """A worker that records its trials and runs nothing."""
 
     def __init__(self, seen: list[str]) -> None:
         self.seen = seen
@@ -316,8 +313,8 @@ class Recorder:
     [
         ("mps", "'mps' is not supported: use cpu, cuda or cuda:1"),
         ("meta", "'meta' is not supported"),
-        ("cuda:2", "there is no cuda:2: use cuda:0 to cuda:1"),
-        ("gpu", "no such device: 'gpu'"),
+        ("cuda:2", "cuda:2 does not exist: use cuda:0 to cuda:1"),
+        ("gpu", "unknown device 'gpu'"),
     ],
 )
 def test_devices_that_are_not(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,10 +332,10 @@ def no_memory(*args: Any, **how: Any) -> None:
 def test_a_gpu_that_is_too_small(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (row,) = some(job("muon"))
+    (trial,) = some(job("muon"))
     monkeypatch.setattr(train, "train", no_memory)
     monkeypatch.setattr("sodaopt.lab.commands.train", no_memory)
-    assert sweep.work(row.text()) == NO_MEMORY
+    assert sweep.work(trial.text()) == NO_MEMORY
     assert cli.main(["train", *flags()]) == 2
     assert capsys.readouterr().err == f"sodaopt: {NO_MEMORY}\n"
     assert "--micro-batch" in NO_MEMORY
@@ -355,7 +352,7 @@ def ended() -> set[Path]:
 
 
 def dies() -> None:
-    """The process of the second row is ended by the system, as it does when memory is short."""
+    """Kill the process of the second trial, as the system does when memory is short."""
     ordinary = train.train
 
     def killed(it: Job, *args: Any, **how: Any) -> Any:
@@ -374,10 +371,10 @@ def test_a_worker_that_dies() -> None:
     assert "lr 0.00195: its process was killed (out of memory?)" in command.output
     assert command.output.count("validation loss") >= 3
     assert len(ended()) == 3
-    assert "1 of 4 runs are not done: the same command goes on" in command.output
+    assert "1 of 4 runs are not done: run the same command again to continue" in command.output
     command = sweeping(prepare=dies)
     assert command.end() == 0, command.output
-    assert "3 of 4 runs are done already" in command.output
+    assert "3 of 4 runs are already done" in command.output
 
 
 @lab
@@ -390,7 +387,7 @@ def test_a_killed_sweep() -> None:
     assert 1 <= len(kept) < 4
     command = sweeping()
     assert command.end() == 0, command.output
-    assert f"{len(kept)} of 4 runs are done already" in command.output
+    assert f"{len(kept)} of 4 runs are already done" in command.output
     assert len(ended()) == 4
     for folder, time_ in kept.items():
         assert (folder / records.FILE).stat().st_mtime_ns == time_
@@ -404,8 +401,8 @@ def begun() -> list[Path]:
 @lab
 @pytest.mark.parametrize("how", ["group", "alone", "killed"])
 def test_an_interrupted_sweep(how: str) -> None:
-    """Ctrl-C: what runs is saved, what waits is not begun; also where the signal reaches the sweep
-    alone. One that is killed leaves no worker behind: they save their rows too."""
+    """After Ctrl-C, running trials are saved and waiting trials do not start. The same holds if the
+    signal reaches the parent process only, or if the parent process is killed."""
     long = "--eval-every", "50000", "--log-every", "1"
     command = sweeping(*long, steps=100_000)
     command.until(lambda: len(begun()) == 2)
@@ -413,7 +410,7 @@ def test_an_interrupted_sweep(how: str) -> None:
         assert command.process.pid
         (os.killpg if how == "group" else os.kill)(command.process.pid, signal.SIGINT)
         assert command.end() == 130, command.output
-        assert "the same command goes on" in command.output
+        assert "run the same command again to continue" in command.output
     else:
         command.process.kill()
         command.end()
@@ -436,7 +433,7 @@ def test_an_interrupted_sweep(how: str) -> None:
 
 
 def spawns() -> None:
-    """As outside of tests: workers take seconds to start."""
+    """Start workers as outside of tests, which takes seconds."""
     sweep.START = "spawn"
     began = sweep.ProcessPoolExecutor.submit
 
@@ -452,16 +449,16 @@ def spawns() -> None:
 def test_a_sweep_interrupted_while_its_workers_start() -> None:
     command = sweeping(workers=1, prepare=spawns)
     command.until(Path("started").exists)
-    time.sleep(0.5)  # it imports what it needs
+    time.sleep(0.5)  # the worker is importing modules
     command.signal(signal.SIGINT)
     assert command.end() == 130, command.output
-    assert command.output == "stopped: the same command goes on\n"
+    assert command.output == "stopped: run the same command again to continue\n"
     assert not begun()
 
 
 @lab
 def test_workers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they start outside of tests."""
+    """Workers start as outside of tests."""
     monkeypatch.setattr(sweep, "START", "spawn")
     assert run_all(some(job("muon")), workers=1) == []
 
@@ -481,7 +478,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     page = (OUT / "report.html").read_text()
     assert "soda(muon)" in page
     assert cli.main(arguments) == 0
-    assert "4 of 4 runs are done already" in capsys.readouterr().out
+    assert "4 of 4 runs are already done" in capsys.readouterr().out
 
     (OUT / "report.html").unlink()
     assert cli.main(["report", "out", "--title", "Two of them"]) == 0
@@ -494,10 +491,10 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["compare", "muom"], "did you mean 'muon'"),
-        (["compare", "muon", "soda(muon)", "--wd", "0.1"], "soda(muon) has no weight decay"),
+        (["compare", "muon", "soda(muon)", "--wd", "0.1"], "but soda(muon) has no weight decay"),
         (["compare", "muon", "--workers", "0"], "workers must be at least 1"),
         (["compare", "muon", "--seeds", "0"], "at least one seed"),
-        (["compare", "muon", "--wd", "nan"], "a number such as 0.1 or 2^-11 is needed"),
+        (["compare", "muon", "--wd", "nan"], "expected a number such as 0.1 or 2^-11"),
         (["compare", "muon", "--preset", "Nanoo"], "did you mean 'nano'"),
         (["train", "--preset", "GPT-1B"], "did you mean 'gpt-1b'"),
         (["sweep", "muon", "--seeds"], "at least one seed, such as --seeds 0 1"),
@@ -521,7 +518,7 @@ def test_wrong_commands(
 
 @lab
 def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """`sodaopt report` makes the page that is there: its order, its baseline and its title."""
+    """`sodaopt report` writes the same page again: its order, its baseline and its title."""
 
     def compare(*names: str) -> str:
         arguments = ["compare", *names, *flags(steps=2), "--seeds", "1", "--out", "out",
@@ -559,7 +556,7 @@ def test_a_run_that_diverged_started_again(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(arguments) == 1
     assert capsys.readouterr().out.count("diverged: the ") == 1
     assert cli.main(arguments) == 1
-    assert "a has ended before: diverged: the " in capsys.readouterr().out
+    assert "a has already ended: diverged: the " in capsys.readouterr().out
 
 
 def test_a_reader_that_leaves() -> None:
@@ -614,7 +611,7 @@ def test_sample(name: str, capsys: pytest.CaptureFixture[str]) -> None:
                 seen.update({n: p.clone() for n, p in self.model.state_dict().items()})
 
     with pytest.MonkeyPatch.context() as patch:  # the output of the method at that step
-        patch.setattr("sodaopt.lab.training.Training._look", three)
+        patch.setattr("sodaopt.lab.training.Training._check_losses", three)
         train.train(job(name, lr=0.01), Path("b"))
     assert all(torch.equal(state[n], seen[n]) for n in seen)
 
@@ -649,9 +646,9 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     it = STUDIES[study]
     found = work(study, scale)
     jobs = found.jobs(dict(SCALES[scale].lr))
-    plans: list[Plan] = [resolve(j, 50304) for j in jobs]
+    resolved: list[ResolvedJob] = [resolve(j, 50304) for j in jobs]
     count = SCALES[scale].seeds * len(it.rows(SCALES[scale])) * len(it.cells)
-    assert len({p.key for p in plans}) == len(plans) == count
+    assert len({p.key for p in resolved}) == len(resolved) == count
     columns = [cell.column for cell in it.cells]
     assert len(set(columns)) == len(columns)
     assert all(column in columns for pair in it.pairs for column in pair)
@@ -662,7 +659,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
         assert parse(base).wrapper is None
         assert len(found._grid(base, {})) == 3
     if scale == "paper":
-        for p in plans:
+        for p in resolved:
             assert p.shape.depth == 12
             assert p.settings.lr == p.name.spec.lr
             assert p.batch * p.shape.context == 2**19
@@ -701,7 +698,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
                  "2", "--workers", "2", "--threads", "1", "--out", "out", "--settings",
                  *settings]  # fmt: skip
     assert cli.main([*arguments, "--dry-run"]) == 0
-    planned = [Row.parse(line).job for line in capsys.readouterr().out.splitlines()]
+    planned = [Trial.parse(line).job for line in capsys.readouterr().out.splitlines()]
     assert len(planned) == 14
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
@@ -715,7 +712,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert cli.main([*typed[1:], "--dry-run"]) == 0
     again = capsys.readouterr().out.splitlines()
-    assert [Row.parse(line).job for line in again] == planned
+    assert [Trial.parse(line).job for line in again] == planned
     columns = [cell.column for cell in STUDIES["table-layers"].cells]
     assert {cell["row"] for cell in numbers["cells"]} == {"0.000426x"}
     assert [cell["column"] for cell in numbers["cells"]] == columns
@@ -723,15 +720,15 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(cell["losses"]) == 2
         assert cell["mean"] == pytest.approx(sum(cell["losses"]) / 2)
         assert cell["lr"] == it.lr
-    muon, hidden = numbers["cells"][0]["losses"], numbers["cells"][1]["losses"]
+    muon, wrapped = numbers["cells"][0]["losses"], numbers["cells"][1]["losses"]
     gap = numbers["differences"][0]
     assert (gap["one"], gap["other"], gap["n"]) == ("SODA(Muon) hidden", "Muon", 2)
-    assert gap["mean"] == pytest.approx(sum(hidden) / 2 - sum(muon) / 2)
+    assert gap["mean"] == pytest.approx(sum(wrapped) / 2 - sum(muon) / 2)
 
 
 @lab
 def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps instead of a horizon; the cells take the learning rate that did best."""
+    """With steps instead of a horizon. The cells use the best learning rate."""
     arguments = ["reproduce", "fig-anchor", "--data", "embedded", "--seeds", "1", "--workers", "2",
                  "--threads", "1", "--out", "out", "--settings", "preset=nano", "steps=2",
                  "width=32", "depth=1", "head_dim=16", "context=32", "batch=2",
@@ -752,15 +749,15 @@ def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
 def test_reproduce_unfinished(
     error: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def last_fails(todo: list[Row], *args: Any) -> list[sweep.Outcome]:
+    def last_fails(todo: list[Trial], *args: Any) -> list[sweep.Outcome]:
         return [sweep.Outcome(todo[-1], None, error)]
 
-    monkeypatch.setattr("sodaopt.lab.reproduce.run_rows", last_fails)
+    monkeypatch.setattr("sodaopt.lab.reproduce.run_trials", last_fails)
     assert cli.main(["reproduce", "fig-anchor", "--data", "embedded"]) == code
     out = capsys.readouterr().out
     assert "1 of 3 runs are not done" in out
     assert error in out
-    assert "the same command goes on" in out
+    assert "run the same command again to continue" in out
 
 
 def numbers(**more: Any) -> results.Numbers:
@@ -805,8 +802,8 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 def test_every_name_is_a_job(name: str) -> None:
     assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
-    assert isinstance(resolve(Job(optimizer=name), VOCAB), Plan)
+    assert isinstance(resolve(Job(optimizer=name), VOCAB), ResolvedJob)
 
 
-def test_what_runs_share_is_part_of_a_job() -> None:
+def test_shared_settings_are_part_of_a_job() -> None:
     assert {f.name for f in fields(Common)} < {f.name for f in fields(Job)}

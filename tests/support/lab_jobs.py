@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import forkserver, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,13 +16,15 @@ import pytest
 import torch
 
 from sodaopt import cli
-from sodaopt.lab import commands, records, reproduce, sweep
+from sodaopt.lab import commands, records, reproduce, sweep, training
 from sodaopt.lab.data import open_data
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import DATA
 
 assert commands  # loaded before any process is forked
 assert reproduce
+# Samples take half the time of a tiny run. Set here, so that forked processes have it too.
+training.SAMPLE_TOKENS = 4
 TINY: dict[str, Any] = {"steps": 6, "width": 32, "depth": 1, "head_dim": 16, "context": 32,
                         "batch": 2, "eval_tokens": 256, "eval_every": 3}  # fmt: skip
 Prepare = Callable[[], None]
@@ -32,18 +35,29 @@ def job(optimizer: str = "muon", **settings: Any) -> Job:
 
 
 def flags(**settings: Any) -> list[str]:
-    """As arguments of a command."""
+    """Return settings as arguments of a command."""
     values = TINY | settings
     return [a for k, v in values.items() for a in (f"--{k.replace('_', '-')}", str(v))]
 
 
-@pytest.fixture(name="data", scope="session")
-def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shards of the data in the package, made once, and where processes are forked from."""
+@cache
+def start_forkserver() -> None:
+    """Start the process that others fork from, with all modules loaded.
+
+    A server that another test has started does not have these modules, so each process would
+    import torch again, which takes seconds. `_stop` is private, and made for tests.
+    """
+    forkserver._forkserver._stop()
     context.set_forkserver_preload([__name__, "torch._dynamo"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # it is there before any test hides the GPU
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # the server starts before a test hides the GPU
         forkserver.ensure_running()
+
+
+@pytest.fixture(name="data", scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the shards of the package's data once, and start the process that others fork from."""
+    start_forkserver()
     folder = tmp_path_factory.mktemp("data")
     open_data("embedded", folder)
     return folder
@@ -51,7 +65,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="lab")
 def working(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder with the data in it; workers of sweeps start at once."""
+    """Change to a working folder with the data in it. Workers of sweeps start fast."""
     (tmp_path / DATA).parent.mkdir(parents=True)
     (tmp_path / DATA).symlink_to(data)
     monkeypatch.chdir(tmp_path)
@@ -63,7 +77,7 @@ def working(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def exit_code(args: Sequence[str]) -> int | str | None:
-    """Of a command; the parser of arguments exits by itself."""
+    """Return the exit code of a command. The argument parser raises SystemExit."""
     try:
         return cli.main(args)
     except SystemExit as e:
@@ -71,13 +85,13 @@ def exit_code(args: Sequence[str]) -> int | str | None:
 
 
 def losses(folder: Path) -> dict[tuple[str, int], float]:
-    """Of every step and validation of a run, exactly."""
+    """Return the exact losses of every step and validation of a run."""
     run = records.read(folder)
     return {(kind, r["step"]): r["loss"] for kind in ("step", "val") for r in run.of(kind)}
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """All records of a kind, repeated ones too, in order."""
+    """Return all records of a kind in order, including repeated ones."""
     if not (folder / records.FILE).exists():
         return []
     every = records._records(folder / records.FILE)
@@ -91,7 +105,7 @@ context = get_context("forkserver")
 
 @dataclass
 class Command:
-    """A `sodaopt` command that runs, with the processes that it starts in a group of its own."""
+    """A running `sodaopt` command. It and its children are a process group."""
 
     process: BaseProcess
     log: Path
@@ -101,7 +115,7 @@ class Command:
         return self.log.read_text()
 
     def until(self, ready: Callable[[], Any], patience: float = 60) -> None:
-        """Wait for something to become true while it runs."""
+        """Wait until `ready` returns True while the command runs."""
         end = time.monotonic() + patience
         while not ready():
             assert time.monotonic() < end, self.output
@@ -109,7 +123,7 @@ class Command:
             time.sleep(0.005)
 
     def signal(self, number: int) -> None:
-        """To the whole group, as a terminal does it."""
+        """Send a signal to the whole group, as a terminal does."""
         assert self.process.pid is not None
         os.killpg(self.process.pid, number)
 
@@ -122,7 +136,7 @@ class Command:
 
 
 def begin(args: Sequence[str], prepare: Prepare | None = None) -> Command:
-    """Start a command; `prepare` is called in its process first."""
+    """Start a command, and call `prepare` in its process first."""
     log = Path(f"{time.monotonic_ns()}.log").resolve()
     process = context.Process(target=_main, args=(list(args), log, os.getcwd(), prepare))
     process.start()

@@ -37,7 +37,7 @@ def fake(
     head: dict[str, Any] | None = None,
     **job: Any,
 ) -> Run:
-    """A run whose loss falls to `final`. Status None: it still goes on."""
+    """Write a run whose loss falls to `final`. A run with status None still runs."""
     job = JOB | {"optimizer": optimizer, "seed": seed} | job
     where = folder / f"{len(list(folder.glob('*'))) if folder.exists() else 0:03d}"
     writer = Writer(where)
@@ -73,7 +73,7 @@ def _steps(
 
 
 def comparison(folder: Path, seeds: int = 3) -> None:
-    """Three optimizers; the difference of the first two is much the same for each seed."""
+    """Three optimizers. The difference of the first two is almost equal for each seed."""
     for optimizer, final in (("muon", 3.57), ("soda(muon)", 3.56), ("adamw", 3.7)):
         for s in range(seeds):
             fake(folder, optimizer, s, final=final + (0.01, -0.004, 0.002)[s] * (1 + final / 90),

@@ -27,7 +27,7 @@ def noise(seed: int) -> str:
 
 
 def call(*arguments: object) -> int:
-    """`sodaopt data ...`; the exit code."""
+    """Run `sodaopt data ...` and return its exit code."""
     return cli.main(["data", *map(str, arguments)])
 
 

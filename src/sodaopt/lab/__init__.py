@@ -1,1 +1,1 @@
-"""The lab: train, compare and sweep small GPTs, and look at the results (extra: `lab`)."""
+"""The lab: train, compare and sweep small GPTs, and report the results (extra: `lab`)."""

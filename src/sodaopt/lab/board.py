@@ -1,4 +1,4 @@
-"""What many rows say while they run."""
+"""Show the progress of many trials on the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import records, stats
 from .progress import clock
-from .sweep import Executor, Local, Outcome, Row, left
+from .sweep import Executor, Local, Outcome, Trial, unfinished
 
 
 def console() -> Console:
@@ -23,9 +23,13 @@ def console() -> Console:
 
 
 class Board:
-    """A bar for all rows and one for each that runs, on a terminal; a line an end elsewhere."""
+    """Progress of many trials.
 
-    def __init__(self, console: Console, todo: Sequence[Row], done: int) -> None:
+    A terminal shows one bar for all trials and one bar for each running trial. Other outputs get
+    one line when a trial ends.
+    """
+
+    def __init__(self, console: Console, todo: Sequence[Trial], done: int) -> None:
         self.console, self.todo = console, list(todo)
         self.total, self.ended = done + len(todo), done
         self.bars: Progress | None = None
@@ -42,24 +46,24 @@ class Board:
     def poll(self) -> None:
         if self.bars is None:
             return
-        for row in self.todo:
-            last = _last(row.folder)
+        for trial in self.todo:
+            last = _last(trial.folder)
             if last is None or "step" not in last:
                 continue
-            if row.folder not in self.tasks:
-                self.tasks[row.folder] = self.bars.add_task("", total=row_steps(row))
-            text = f"{label(row)}  loss {last['loss']:.3f}" if last.get("loss") else label(row)
-            self.bars.update(self.tasks[row.folder], completed=last["step"], description=text)
+            if trial.folder not in self.tasks:
+                self.tasks[trial.folder] = self.bars.add_task("", total=_steps(trial))
+            text = f"{label(trial)}  loss {last['loss']:.3f}" if last.get("loss") else label(trial)
+            self.bars.update(self.tasks[trial.folder], completed=last["step"], description=text)
 
     def end(self, outcome: Outcome) -> None:
-        row = outcome.row
+        trial = outcome.trial
         self.ended += 1
-        self.todo.remove(row)
+        self.todo.remove(trial)
         if self.bars is not None:
-            if row.folder in self.tasks:
-                self.bars.remove_task(self.tasks.pop(row.folder))
+            if trial.folder in self.tasks:
+                self.bars.remove_task(self.tasks.pop(trial.folder))
             self.bars.update(self.overall, completed=self.ended, description=self._count())
-        self._say(f"[{self.ended}/{self.total}] {label(row)}: {_ended(outcome)}")
+        self._say(f"[{self.ended}/{self.total}] {label(trial)}: {_ended(outcome)}")
         for note in _notes(outcome):
             self._say(f"  {note}")
 
@@ -72,14 +76,14 @@ class Board:
             self.bars.stop()
 
 
-def run_rows(rows: Sequence[Row], workers: int, console: Console) -> list[Outcome]:
-    """Run what is left of the rows; what did not come to a good end is in the answer."""
-    todo = left(rows)
-    if len(todo) < len(rows):
+def run_trials(trials: Sequence[Trial], workers: int, console: Console) -> list[Outcome]:
+    """Run the trials that are not done. Return the outcomes of those that are still not done."""
+    todo = unfinished(trials)
+    if len(todo) < len(trials):
         console.print(
-            f"{len(rows) - len(todo)} of {len(rows)} runs are done already", highlight=False
+            f"{len(trials) - len(todo)} of {len(trials)} runs are already done", highlight=False
         )
-    board = Board(console, todo, len(rows) - len(todo))
+    board = Board(console, todo, len(trials) - len(todo))
     execute: Executor = Local(min(workers, max(len(todo), 1)), board.poll)
     failed: list[Outcome] = []
     try:
@@ -88,15 +92,15 @@ def run_rows(rows: Sequence[Row], workers: int, console: Console) -> list[Outcom
             if outcome.error or outcome.run is None or not outcome.run.done:
                 failed.append(outcome)
     except KeyboardInterrupt:
-        console.print("stopped: the same command goes on", highlight=False)
+        console.print("stopped: run the same command again to continue", highlight=False)
         raise
     finally:
         board.close()
     return failed
 
 
-def label(row: Row) -> str:
-    job = row.job
+def label(trial: Trial) -> str:
+    job = trial.job
     words = [job.optimizer, f"seed {job.seed}"]
     if job.lr is not None:
         words.append(f"lr {job.lr:.3g}")
@@ -105,9 +109,9 @@ def label(row: Row) -> str:
     return ", ".join(words)
 
 
-def row_steps(row: Row) -> int | None:
+def _steps(trial: Trial) -> int | None:
     with suppress(OSError, ValueError):
-        return int(records.read(row.folder).job["steps"])
+        return int(records.read(trial.folder).job["steps"])
     return None
 
 
@@ -121,17 +125,17 @@ def _ended(outcome: Outcome) -> str:
 
 
 def _notes(outcome: Outcome) -> list[str]:
-    """What a run would have said if it had been alone."""
+    """Return the messages that the run would have printed outside of a sweep."""
     run = outcome.run
     if run is None:
         return []
-    seen = stats.epochs(run)
-    again = [f"it saw some tokens more than once, in {seen:.3g} epochs"] if seen > 1 else []
-    return stats.notes(run) + again
+    count = stats.epochs(run)
+    repeated = [f"it read its training data {count:.3g} times"] if count > 1 else []
+    return stats.notes(run) + repeated
 
 
 def _last(folder: Path) -> records.Record | None:
-    """The last whole record of a run that is being written."""
+    """Return the last complete record of a run that is being written."""
     with suppress(OSError):
         with (folder / records.FILE).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))

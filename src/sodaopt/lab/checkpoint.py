@@ -1,4 +1,4 @@
-"""Checkpoints that are there whole or not at all: the last two of a run."""
+"""Write and read checkpoints. A file appears complete or not at all, and two are kept."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from typing import Any
 import torch
 
 KEEP = 2
-NONSENSE = zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError
-"""What bytes that are no archive lead to. No trouble of the disk or of memory is among them."""
+NOT_AN_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+"""Errors of zipfile for damaged bytes. Errors of the disk and of memory are not included."""
 WEIGHTS = "weights.pt"
 FOLDER = "checkpoints"
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; the earlier ones are as they were."""
+    """A checkpoint could not be written. Earlier checkpoints are unchanged."""
 
 
 class Damaged(ValueError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint cannot be read."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write folder/step-N.pt and drop all but the last two."""
+    """Write folder/step-N.pt and remove all but the last two checkpoints."""
     path = folder / f"step-{step:08d}.pt"
     write(path, state)
     for old in found(folder)[:-KEEP]:
@@ -37,11 +44,11 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def write(path: Path, value: Any) -> None:
-    """All of it under its name, or nothing: written beside, then renamed."""
+    """Write a file completely or not at all: under another name first, then rename it."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file, _summed():
+        with part.open("wb") as file, _checksums():
             torch.save(value, file)
             file.flush()
             os.fsync(file.fileno())
@@ -53,8 +60,8 @@ def write(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def _summed() -> Iterator[None]:
-    """With the sums by which damage is found, whatever torch is set to."""
+def _checksums() -> Iterator[None]:
+    """Make torch.save write checksums, whatever the user's setting. `load` verifies them."""
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -64,7 +71,7 @@ def _summed() -> Iterator[None]:
 
 
 def _reason(e: BaseException) -> str:
-    """The system's own word, which torch's writer hides in the chain of causes."""
+    """Return the system's message, which torch's writer hides in the chain of causes."""
     cause: BaseException | None = e
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -74,17 +81,17 @@ def _reason(e: BaseException) -> str:
 
 
 def found(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Return the checkpoints of a run, oldest first."""
     return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
 
 
 def step(path: Path) -> int:
-    """Updates done when it was written."""
+    """Return the number of updates in a checkpoint."""
     return int(path.stem.removeprefix("step-"))
 
 
 def clear(run: Path) -> None:
-    """Remove the checkpoints of a run that has ended, if its weights are saved apart."""
+    """Remove the checkpoints of a finished run, if its weights are saved."""
     folder = run / FOLDER
     if not (run / WEIGHTS).exists():
         return
@@ -94,29 +101,32 @@ def clear(run: Path) -> None:
         folder.rmdir()
 
 
-def tidy(*folders: Path) -> None:
-    """Remove what a killed process had half written."""
+def remove_partial(*folders: Path) -> None:
+    """Remove the unfinished files of a killed process."""
     for folder in folders:
         for path in folder.glob("*.part"):
             path.unlink(missing_ok=True)
 
 
 def newest(kept: list[Path], say: Callable[[str], None]) -> tuple[Path, Any] | None:
-    """The last of the checkpoints that can be read, and what is in it; None if all are damaged."""
+    """Return the path and the content of the last readable checkpoint, or None.
+
+    say: called with a message for each damaged checkpoint
+    """
     for path in reversed(kept):
         try:
             return path, load(path)
         except Damaged as e:
-            say(f"{e}: looking for an older one")
+            say(f"{e}: trying an older one")
     return None
 
 
 def load(path: Path) -> Any:
-    """What was written, checked by the sums that the file has of all its parts."""
+    """Load a checkpoint, and verify its checksums first."""
     try:
         with zipfile.ZipFile(path) as file:
             part = file.testzip()
-    except NONSENSE as e:
+    except NOT_AN_ARCHIVE as e:
         raise Damaged(f"{path} is damaged ({e or type(e).__name__})") from e
     if part is not None:
         raise Damaged(f"{path} is damaged (in {part})")

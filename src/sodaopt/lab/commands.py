@@ -14,11 +14,11 @@ import torch
 import tyro
 
 from . import records
-from .board import console, run_rows
+from .board import console, run_trials
 from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
-from .job import Common, Job, Plan, resolve
+from .job import Common, Job, ResolvedJob, resolve
 from .labels import number
 from .model import GPT
 from .optimizers import averaged, build, parse
@@ -26,45 +26,45 @@ from .progress import progress, short
 from .records import DIVERGED, FINISHED, Run
 from .report import comparison_table, write_report
 from .sample import generate
-from .sweep import grid, rows
+from .sweep import grid, make_trials
 from .train import DATA, train
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended."""
+"""Exit code of a command that Ctrl-C ended."""
 
 Flat = tyro.conf.arg(name="")
 
 
 @dataclass
 class Train:
-    """Train one model. The same command again goes on where it was stopped."""
+    """Train one model. Run the same command again to continue after a stop."""
 
     job: Annotated[Job, Flat] = field(default_factory=Job)
     execution: Annotated[Execution, Flat] = field(default_factory=Execution)
     out: Path | None = None
-    """Folder of the run; by default one under runs/train that is named after its settings."""
+    """Folder of the run. Default: a folder under runs/train with a name made of the settings."""
     dry_run: bool = False
-    """Only say what would be done."""
+    """Describe the run and stop."""
 
     def run(self) -> int:
-        plan = resolve(self.job, open_data(self.job.dataset, DATA).vocab)
-        folder = self.out or Path("runs/train") / plan.key
-        lone = int(os.environ.get("RANK", "0")) == 0
-        if lone:
-            print(describe(plan))
+        resolved = resolve(self.job, open_data(self.job.dataset, DATA).vocab)
+        folder = self.out or Path("runs/train") / resolved.key
+        first_rank = int(os.environ.get("RANK", "0")) == 0
+        if first_rank:
+            print(describe(resolved))
         if self.dry_run:
             return 0
-        before = records.begun(folder) if lone else None
+        before = records.begun(folder) if first_rank else None
         done = before is not None and before.done
-        shown = progress(plan.steps) if lone and not done else None
+        shown = progress(resolved.steps) if first_rank and not done else None
         try:
             run = train(self.job, folder, self.execution, shown)
         except torch.OutOfMemoryError:
             raise ValueError(NO_MEMORY) from None
-        if not lone:
+        if not first_rank:
             return 0
         if done and not run.finished:
-            print(f"{folder} has ended before: {(run.end or {}).get('reason', DIVERGED)}")
+            print(f"{folder} has already ended: {(run.end or {}).get('reason', DIVERGED)}")
         return self._report(run, folder)
 
     def _report(self, run: Run, folder: Path) -> int:
@@ -78,31 +78,31 @@ class Train:
         return 1 if end.get("status") == DIVERGED else INTERRUPTED
 
 
-def describe(plan: Plan) -> str:
-    """What a run will do, in two lines."""
-    s, batch = plan.shape, plan.batch
+def describe(resolved: ResolvedJob) -> str:
+    """Return two lines that describe a run."""
+    s, batch = resolved.shape, resolved.batch
     return (
-        f"{plan.name}, lr {plan.settings.lr:.4g}: {short(s.parameters)} parameters "
-        f"(width {s.width}, depth {s.depth}, vocabulary {s.vocab}) on {plan.job.dataset}\n"
-        f"{plan.steps} steps of {batch} x {s.context} tokens = {short(plan.tokens)} tokens "
-        f"({plan.horizon:.3g}x Chinchilla), {short(plan.tokens * s.flops_per_token)}FLOP"
+        f"{resolved.name}, lr {resolved.settings.lr:.4g}: {short(s.parameters)} parameters "
+        f"(width {s.width}, depth {s.depth}, vocabulary {s.vocab}) on {resolved.job.dataset}\n"
+        f"{resolved.steps} steps of {batch} x {s.context} tokens = {short(resolved.tokens)} tokens "
+        f"({resolved.horizon:.3g}x Chinchilla), {short(resolved.tokens * s.flops_per_token)}FLOP"
     )
 
 
 @dataclass
 class Many:
-    """What `compare` and `sweep` share."""
+    """Options that `compare` and `sweep` share."""
 
     optimizers: tyro.conf.Positional[tuple[str, ...]]
-    """Names such as muon "soda(muon)" soda_dagger adamw; the first is what the others are
-    compared with."""
+    """Names such as muon "soda(muon)" soda_dagger adamw. The first one is the baseline."""
     common: Annotated[Common, Flat] = field(default_factory=Common)
     execution: Annotated[Execution, Flat] = field(default_factory=Execution)
     workers: int | None = None
-    """Processes that run at a time: by default one for each CPU core, or one for each GPU."""
+    """Number of processes. Default: one for each CPU core, or one for each GPU."""
     out: Path | None = None
-    """Where the runs and report.html go: runs/NAME."""
+    """Folder for the runs and report.html. Default: runs/compare or runs/sweep."""
     title: str = ""
+    """Title of the report."""
 
     def __post_init__(self) -> None:
         for name in self.optimizers:
@@ -111,13 +111,13 @@ class Many:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
 
     def carry_out(self, jobs: Sequence[Job], out: Path, title: str) -> int:
-        """Run what is left of the jobs and show all of them."""
+        """Run the jobs that are not done, and report on all of them. Return the exit code."""
         board = console()
         vocab = open_data(self.common.data or jobs[0].dataset, DATA).vocab
         workers, execution = self._placed(len(jobs))
-        todo = rows(jobs, out, execution, vocab)
-        failed = run_rows(todo, workers, board)
-        runs = [run for row in todo if (run := row.run()) is not None]
+        todo = make_trials(jobs, out, execution, vocab)
+        failed = run_trials(todo, workers, board)
+        runs = [run for trial in todo if (run := trial.run()) is not None]
         if any(run.of("val") for run in runs):
             board.print(comparison_table(runs))
             board.print(
@@ -126,11 +126,14 @@ class Many:
             )
         errors = [o for o in failed if o.error]
         if failed:
-            board.print(f"{len(failed)} of {len(todo)} runs are not done: the same command goes on")
+            board.print(
+                f"{len(failed)} of {len(todo)} runs are not done: "
+                "run the same command again to continue"
+            )
         return 1 if errors else INTERRUPTED if failed else 0
 
     def _placed(self, count: int) -> tuple[int, Execution]:
-        """How many at a time, and the threads of each."""
+        """Return the number of workers, and the execution settings with their threads."""
         cpu = self.execution.target().type == "cpu"
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         most = cores if cpu else max(1, self.execution.gpus())
@@ -141,10 +144,10 @@ class Many:
 
 @dataclass
 class Compare(Many):
-    """Train several optimizers on the same data from the same start, and compare them."""
+    """Train several optimizers on the same data from the same initial weights, and compare them."""
 
     seeds: int = 3
-    """How many seeds each one is trained with."""
+    """Number of seeds for each optimizer."""
 
     def run(self) -> int:
         if not self.optimizers or self.seeds < 1:
@@ -164,13 +167,15 @@ def plain(common: Common) -> dict[str, Any]:
 
 @dataclass
 class Sweep(Many):
-    """Train every combination of settings. Finished rows are kept, so a sweep can be stopped,
-    resumed and extended."""
+    """Train every combination of settings.
+
+    Finished runs are kept, so a sweep can be stopped, resumed and extended."""
 
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A setting and its values: lr=2^-12..2^-8 (powers of two), wd=0,0.1,0.2, horizon=1x,4x,
     fade=0.6:0.9,0.8:1."""
     seeds: tuple[int, ...] = (0,)
+    """Seeds of each combination."""
 
     def run(self) -> int:
         if not self.optimizers:
@@ -189,7 +194,7 @@ class Sweep(Many):
         return self.carry_out(jobs, self.out or Path("runs/sweep"), title)
 
     def _axes(self, name: str, over: dict[str, list[Any]]) -> dict[str, Sequence[Any]]:
-        """Without the weight decay of an optimizer that has none: it is one line in the plot."""
+        """Return the axes of an optimizer. One without weight decay has no wd axis."""
         kind = parse(name)
         decays = kind.spec.decays and not kind.anchored
         axes: dict[str, Sequence[Any]] = {k: v for k, v in over.items() if k != "wd" or decays}
@@ -197,15 +202,19 @@ class Sweep(Many):
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """'lr=2^-12..2^-8' -> ("lr", [2**-12, ..., 2**-8]); 'wd=0,0.1' -> ("wd", [0.0, 0.1])"""
+    """Parse a setting and its values.
+
+    'lr=2^-12..2^-8' -> ("lr", [2**-12, ..., 2**-8])
+    'wd=0,0.1' -> ("wd", [0.0, 0.1])
+    """
     name, equals, values = text.partition("=")
     name = name.strip().replace("-", "_")
     kinds = {f.name: str(f.type) for f in fields(Job) if f.name != "optimizer"}
     if not equals or not values or name not in kinds:
         known = ", ".join(sorted(kinds))
-        raise ValueError(f"SETTING=VALUE,VALUE,... is needed with one of {known}; got {text!r}")
+        raise ValueError(f"expected SETTING=VALUE,VALUE,... with one of {known}, got {text!r}")
     kind = kinds[name]
-    if ".." in values and "str" not in kind:  # a folder may have dots
+    if ".." in values and "str" not in kind:  # the name of a folder may contain dots
         return name, [_value(kind, str(power)) for power in _powers(values)]
     return name, [_value(kind, part.strip()) for part in values.split(",")]
 
@@ -215,7 +224,7 @@ def _powers(text: str) -> list[float]:
     ends = sorted((number(begin), number(end)))
     found = [math.frexp(value) for value in ends]  # (0.5, e + 1) for 2^e
     if any(part != 0.5 for part, _ in found):
-        raise ValueError(f"a range goes over powers of two, such as 2^-12..2^-8; got {text!r}")
+        raise ValueError(f"a range needs powers of two, such as 2^-12..2^-8, got {text!r}")
     return [2.0**e for e in range(found[0][1] - 1, found[1][1])]
 
 
@@ -228,24 +237,24 @@ def _value(kind: str, text: str) -> Any:
     if "float" in kind:
         return value
     if not value.is_integer():
-        raise ValueError(f"a whole number is needed, got {text!r}")
+        raise ValueError(f"expected a whole number, got {text!r}")
     return int(value)
 
 
 @dataclass
 class Sample:
-    """Text from a trained model."""
+    """Generate text with a trained model."""
 
     folder: tyro.conf.Positional[Path]
-    """Folder of a run: it holds run.jsonl."""
+    """Folder of a run, which contains run.jsonl."""
     prompt: str = "The people of the United States"
     tokens: int = 200
     temperature: float = 0.8
-    """0 takes the likeliest token each time."""
+    """0 always takes the most likely token."""
     top_k: int = 50
     seed: int = 0
     count: int = 1
-    """How many texts."""
+    """Number of texts."""
 
     def __post_init__(self) -> None:
         counts = self.top_k, self.tokens, self.count
@@ -256,7 +265,9 @@ class Sample:
         runs = records.find([self.folder])
         if len(runs) != 1:
             names = ", ".join(str(run.folder) for run in runs[:5]) or "none"
-            raise ValueError(f"name one run; {self.folder} holds {len(runs)}: {names}")
+            raise ValueError(
+                f"{self.folder} contains {len(runs)} runs ({names}): name the folder of one run"
+            )
         model, data = restore(runs[0])
         for j in range(self.count):
             print(
@@ -269,19 +280,19 @@ class Sample:
 
 
 def restore(run: Run) -> tuple[GPT, Any]:
-    """The model of a run as far as it was trained, and its data."""
+    """Return the model of a run with its latest weights, and its data set."""
     data = open_data(str(run.job["data"]), DATA)
-    plan = resolve(job_of(run), data.vocab)
-    model = GPT(plan.shape)
+    resolved = resolve(job_of(run), data.vocab)
+    model = GPT(resolved.shape)
     if (run.folder / WEIGHTS).exists():
         model.load_state_dict(load(run.folder / WEIGHTS))
         return model, data
     best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
     if best is None:
-        raise ValueError(f"{run.folder} has neither weights nor a sound checkpoint yet")
+        raise ValueError(f"{run.folder} has neither weights nor a readable checkpoint")
     _, state = best
     model.load_state_dict(state["model"])
-    opt = build(plan.name, model, plan.settings)
+    opt = build(resolved.name, model, resolved.settings)
     opt.load_state_dict(state["optimizer"])
     with averaged(opt), torch.no_grad():
         x = {name: value.clone() for name, value in model.state_dict().items()}
@@ -290,7 +301,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
 
 
 def job_of(run: Run) -> Job:
-    """The job that a run's record describes in full."""
+    """Return the job that a run's record describes."""
     r = run.job
     names = ("optimizer", "preset", "data", "seed", "lr", "wd", "steps", "batch", "context")
     more = ("width", "depth", "head_dim", "activation", "alpha", "alpha_bar", "z0")

@@ -1,4 +1,4 @@
-"""Where a run ran: versions, device and source, for its record."""
+"""Describe versions, device and source code of a run in its record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEAKS = {
     "L40S": 362e12,
     "B200": 2250e12,
 }
-"""Dense bf16 operations a second, by the makers' data sheets."""
+"""Dense bf16 operations per second, from the data sheets."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -41,14 +41,16 @@ def device_name(device: torch.device) -> str:
 
 
 def peak(device: torch.device) -> float | None:
-    """Operations a second that this device could do in bf16; none where that is not known."""
+    """Return the peak bf16 operations per second of this device, or None if unknown."""
     name = device_name(device)
     return next((flops for key, flops in PEAKS.items() if key in name), None)
 
 
 def git() -> dict[str, Any]:
-    """The commit of this source, and whether files differ from it. Where the source was copied
-    without its history, the commit that SODAOPT_COMMIT names; else empty."""
+    """Return the commit of this source, and whether files differ from it.
+
+    A copy of the source without its history has the commit that SODAOPT_COMMIT names, if any.
+    """
     copied = {"commit": name} if (name := os.environ.get("SODAOPT_COMMIT")) else {}
     here = Path(__file__).resolve().parent
 
@@ -59,9 +61,18 @@ def git() -> dict[str, Any]:
         return result.stdout.strip()
 
     try:
-        if not ask("ls-files", "--", Path(__file__).name):  # somebody else's repository
+        if not ask("ls-files", "--", Path(__file__).name):  # installed inside another repository
             return copied
         dirty = ask("status", "--porcelain", "--untracked-files=no")
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(dirty)}
     except (OSError, subprocess.SubprocessError):
         return copied
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory in bytes: of the device, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

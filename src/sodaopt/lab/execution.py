@@ -1,4 +1,4 @@
-"""How a job is run: what changes its speed and not, but for rounding, its numbers."""
+"""Execution settings: they change the speed of a run, and its results only by rounding."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ class Execution:
     """Device, precision and saving."""
 
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto is a GPU if there is one."""
+    """cpu, cuda, cuda:1, ... or auto, which is a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """bf16 autocast, on a GPU the default; parameters are fp32 in any case."""
+    """bf16 is autocast, the default on a GPU. Parameters are always fp32."""
     compile: bool | None = None
-    """torch.compile the model; on a GPU the default."""
+    """Use torch.compile on the model. The default on a GPU."""
     graphs: bool | None = None
-    """Replay the compiled model as CUDA graphs: small models wait for the CPU otherwise. The
-    default where one pass makes a step on one GPU."""
+    """Replay the compiled model as CUDA graphs, because small models wait for the CPU otherwise.
+    The default on one GPU if a step is one forward pass."""
     micro_batch: int | None = None
-    """Sequences in one forward pass on one device; gradients are averaged over the passes."""
+    """Sequences per forward pass and device. Gradients are averaged over the passes."""
     threads: int | None = None
-    """CPU threads."""
+    """Number of CPU threads."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; about a minute apart if not given."""
+    """Steps between checkpoints. Default: about one minute."""
     log_every: int | None = None
-    """Steps between looks at the loss, each of which waits for the device; 50 on a GPU, else 10."""
+    """Steps between checks of the loss, which synchronise the device. Default: 50 on a GPU, else
+    10."""
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "threads", "checkpoint_every", "log_every"):
@@ -46,28 +47,28 @@ class Execution:
             self.target()
 
     def target(self) -> torch.device:
-        """The device of this process."""
+        """Return the device of this process."""
         if self.device == "auto":
             rank = int(os.environ.get("LOCAL_RANK", "0"))
             return torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
         try:
             device = torch.device(self.device)
         except RuntimeError as e:
-            raise ValueError(f"no such device: {self.device!r}; use cpu, cuda or cuda:1") from e
+            raise ValueError(f"unknown device {self.device!r}: use cpu, cuda or cuda:1") from e
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"device {self.device!r} is not supported: use cpu, cuda or cuda:1")
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("this torch finds no CUDA device: use --device cpu")
+            raise ValueError("torch finds no CUDA device: use --device cpu")
         if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-            raise ValueError(f"there is no {self.device}: use cuda:0 to cuda:{count - 1}")
+            raise ValueError(f"{self.device} does not exist: use cuda:0 to cuda:{count - 1}")
         return device
 
     def gpus(self) -> int:
-        """How many this may choose from."""
+        """Return the number of GPUs to choose from: all of them for auto, else none."""
         return torch.cuda.device_count() if self.device == "auto" else 0
 
     def placed(self, slot: int) -> Execution:
-        """For one of several workers: where there are several GPUs, each takes its own."""
+        """Return the settings for one of several workers. Each worker gets its own GPU."""
         count = self.gpus()
         return replace(self, device=f"cuda:{slot % count}") if count > 1 else self
 
@@ -83,14 +84,15 @@ class Execution:
         return alone if self.graphs is None else self.graphs
 
     def sequences(self, batch: int, shape: Shape, world: int, device: torch.device) -> int:
-        """Sequences of one forward pass: they divide this rank's part of the batch."""
+        """Return the number of sequences per forward pass. It divides this rank's share."""
         if batch % world:
-            raise ValueError(f"{world} processes cannot share a batch of {batch} sequences evenly")
+            raise ValueError(f"batch is {batch}: it must be a multiple of the {world} processes")
         share = batch // world
         if self.micro_batch is not None:
             if share % self.micro_batch:
                 raise ValueError(
-                    f"micro_batch {self.micro_batch} does not divide {share} sequences"
+                    f"micro_batch is {self.micro_batch}: it must divide {share}, the sequences "
+                    "of a process"
                 )
             return self.micro_batch
         tokens = 2**16 * 768 // max(shape.width, 384) if device.type == "cuda" else 2**14
@@ -100,7 +102,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together (torchrun starts them)."""
+    """Rank of this process, and number of processes that train together."""
 
     rank: int = 0
     size: int = 1
@@ -116,7 +118,7 @@ class World:
         return value
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether any process says so: all must stop together."""
+        """Whether the flag is set on any process."""
         if self.size == 1:
             return flag
         seen = torch.tensor(float(flag), device=device)
@@ -124,7 +126,7 @@ class World:
         return bool(seen)
 
     def least(self, value: int, device: torch.device) -> int:
-        """The smallest of what the processes say."""
+        """Return the smallest value of all processes."""
         if self.size == 1:
             return value
         seen = torch.tensor(value, device=device)
@@ -136,8 +138,8 @@ class World:
             dist.barrier()
 
 
-def world(device: torch.device) -> World:
-    """Join the other processes, if torchrun started several."""
+def join_world(device: torch.device) -> World:
+    """Join the process group, if torchrun started several processes."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))

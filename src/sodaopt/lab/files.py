@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """All of it or nothing: a temporary file in the same folder, flushed to disk and renamed."""
+    """Write a temporary file in the same folder, flush it to disk, and rename it."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -17,7 +17,7 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes it private
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp allows the owner only
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -25,7 +25,7 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def _umask() -> int:
-    """The mask can only be read by setting it."""
+    """Return the umask. It can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,7 +1,7 @@
-"""A job: everything that decides the numbers of one training run, as a plain record.
+"""A job: all settings that decide the results of one training run, as a plain record.
 
-Presets fill in what a job leaves open. Two jobs with the same settings have the same key, which
-names their folder: a sweep finds by it what is done already.
+Presets supply the settings that a job does not give. Two jobs with the same settings have the same
+key. The key names the folder of a run, so a sweep finds the runs that are already done.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ TOKENS_PER_PARAMETER = 20
 
 @dataclass(frozen=True)
 class Preset:
-    """A size of model, and what the runs at that size have in common."""
+    """A model size, and the default settings of runs at this size."""
 
     width: int
     depth: int
     head_dim: int
     context: int
     batch: int
-    """Sequences a step."""
+    """Sequences per step."""
     horizon: float = 1.0
-    """In units of Chinchilla."""
+    """Length of the run in units of Chinchilla."""
     data: str = "embedded"
     eval_every: int = 125
     eval_tokens: int = 10 * 2**20
     vocab: int | None = None
-    """What its numbers are meant for; the data decide."""
+    """Vocabulary that the preset is meant for. The data set decides the actual one."""
     published: tuple[int, int] | None = None
-    """Steps and warmdown at 1x where the paper gives them."""
+    """Steps and warmdown at 1x, if the paper gives them."""
     lr: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of bases where they differ from the paper's."""
+    """Learning rates of bases that differ from the paper's."""
 
 
 def _paper(width: int, **more: Any) -> Preset:
@@ -52,7 +52,7 @@ def _paper(width: int, **more: Any) -> Preset:
 
 
 NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
-"""The best of `sodaopt sweep NAME --over lr=...` in powers of two; for Scion the paper's."""
+"""The best powers of two of `sodaopt sweep NAME --over lr=...`. Scion has the paper's."""
 
 PRESETS = {
     "nano": Preset(
@@ -80,13 +80,16 @@ def preset(name: str) -> Preset:
 
 @dataclass(frozen=True)
 class Common:
-    """What the runs of a comparison share. None: as the preset or the optimizer has it."""
+    """Settings that the runs of a comparison share.
+
+    None is the value of the preset or the optimizer."""
 
     preset: str = "nano"
     """nano, small, proxy, gpt-64m, gpt-124m, gpt-200m, gpt-300m, gpt-420m, gpt-700m, gpt-1b"""
     data: str | None = None
     """embedded, a name under runs/data, or a folder of token shards."""
     lr: float | None = None
+    """Peak learning rate."""
     wd: float = 0.0
     """Weight decay of the hidden matrices, times lr as in torch."""
     horizon: str | None = None
@@ -94,7 +97,7 @@ class Common:
     steps: int | None = None
     """Length of the run in steps, instead of a horizon."""
     batch: int | None = None
-    """Sequences a step."""
+    """Sequences per step."""
     context: int | None = None
     width: int | None = None
     depth: int | None = None
@@ -102,18 +105,18 @@ class Common:
     activation: float | None = None
     """Factor of the squared ReLU."""
     warmup: float | None = None
-    """Part of the run over which the learning rate rises."""
+    """Fraction of the run over which the learning rate rises."""
     warmdown: float | None = None
-    """Part of the run over which it falls to zero."""
+    """Fraction of the run over which the learning rate falls to zero."""
     alpha: float | None = None
     alpha_bar: float | None = None
     z0: str = "init"
-    """Where anchored optimizers are pulled to: init or zero."""
+    """Point that anchored optimizers pull to: init (the initial weights) or zero."""
     fade: tuple[float, float] | None = None
-    """Parts of the run between which the pull fades out, such as 0.67 0.9."""
+    """Fractions of the run between which the pull fades out, such as 0.67 0.9."""
     eval_every: int | None = None
     eval_tokens: int | None = None
-    """Tokens of the validation set to use; 0 for all of it."""
+    """Tokens of the validation set to use. 0 uses all of them."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,16 @@ class Job(Common):
     """One training run."""
 
     optimizer: str = "soda_dagger"
-    """muon, adamw, scion, uscion, soda_dagger, lion; soda(muon), gpa(soda(muon)) and the like."""
+    """muon, adamw, scion, uscion, soda_dagger or lion, or wrapped as in soda(muon) and
+    gpa(soda(muon))."""
     seed: int = 0
-    """Of the initial weights and of the order of the data."""
+    """Seed of the initial weights and of the order of the data."""
 
     def __post_init__(self) -> None:
         if self.horizon is not None and self.steps is not None:
-            raise ValueError("give steps or a horizon, not both")
+            raise ValueError(
+                f"steps is {self.steps} and horizon is {self.horizon}: give only one of them"
+            )
         for name in ("steps", "batch", "context", "eval_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -135,10 +141,10 @@ class Job(Common):
         for name in ("warmup", "warmdown"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} is a part of the run, between 0 and 1, got {value}")
+                raise ValueError(f"{name} is a fraction of the run, between 0 and 1, got {value}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in 0..2^63-1, got {self.seed}")
-        resolve(self, 2)  # whatever cannot be is refused now, before data are read
+        resolve(self, 2)  # raises for impossible settings now, before any data is read
 
     @property
     def dataset(self) -> str:
@@ -146,8 +152,8 @@ class Job(Common):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A job with nothing left open."""
+class ResolvedJob:
+    """A job with a value for every setting."""
 
     job: Job
     name: Name
@@ -173,13 +179,20 @@ class Plan:
         return self.tokens / (TOKENS_PER_PARAMETER * self.shape.parameters)
 
     def lr_factor(self, k: int) -> float:
-        """Constant, then linear to zero; a linear rise before it where there is a warmup."""
+        """Return the factor of the learning rate at step k.
+
+        It rises linearly over the warmup, is 1, and falls linearly to zero over the warmdown.
+        """
         rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
         fall = min(1.0, (self.steps - k) / self.warmdown) if self.warmdown else 1.0
         return max(0.0, rise * fall)
 
+    def lr(self, k: int) -> float:
+        """Return the learning rate at step k."""
+        return self.settings.lr * self.lr_factor(k)
+
     def record(self) -> dict[str, Any]:
-        """Flat, for run files and tables."""
+        """Return all settings as a flat dict, for run files and tables."""
         s, settings = self.shape, asdict(self.settings)
         shape = asdict(s)
         return {
@@ -193,14 +206,17 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A readable name that no other settings share."""
+        """Readable name that is unique to these settings."""
         text = json.dumps(self.record(), sort_keys=True)
         words = re.sub(r"[^a-z0-9_]+", "-", str(self.name)).strip("-")
         return f"{words}-s{self.job.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
-def resolve(job: Job, vocab: int) -> Plan:
-    """Fill in what the job leaves open. vocab: of the data; padded to a multiple of 128."""
+def resolve(job: Job, vocab: int) -> ResolvedJob:
+    """Give every setting of a job its value.
+
+    vocab: vocabulary of the data set. The model pads it to a multiple of 128.
+    """
     p, name = preset(job.preset), parse(job.optimizer)
     shape = Shape(
         vocab=-(-vocab // 128) * 128,
@@ -217,7 +233,7 @@ def resolve(job: Job, vocab: int) -> Plan:
     settings = Settings(lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade)
     check(name, settings)
     every, tokens = _or(job.eval_every, p.eval_every), _or(job.eval_tokens, p.eval_tokens)
-    return Plan(job, name, shape, settings, batch, steps, warmup, warmdown, every, tokens)
+    return ResolvedJob(job, name, shape, settings, batch, steps, warmup, warmdown, every, tokens)
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -225,10 +241,10 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _length(job: Job, p: Preset, shape: Shape, batch: int) -> tuple[int, int]:
-    """Steps, and those of the warmdown."""
+    """Return the number of steps and of warmdown steps."""
     horizon = p.horizon if job.horizon is None else chinchilla(job.horizon)
-    ours = (job.width, job.depth, job.batch, job.context) == (None,) * 4
-    if job.steps is None and p.published and ours:
+    as_published = (job.width, job.depth, job.batch, job.context) == (None,) * 4
+    if job.steps is None and p.published and as_published:
         n, m = (round(horizon * v) for v in p.published)
     else:
         tokens = TOKENS_PER_PARAMETER * shape.parameters * horizon
@@ -242,12 +258,14 @@ def chinchilla(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)x?", text.strip().lower())
     value = float(found[1]) if found else math.nan
     if not value > 0:
-        raise ValueError(f"a horizon is a positive multiple of Chinchilla such as 1x, got {text!r}")
+        raise ValueError(
+            f"horizon must be a positive multiple of Chinchilla such as 1x, got {text!r}"
+        )
     return value
 
 
 def vary(job: Job, **changes: Any) -> Job:
-    """The job with other settings; an unknown one is named."""
+    """Return the job with other settings."""
     known = [f.name for f in fields(Job)]
     for name in changes:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Settings as people write them, and names for variants that say only what differs."""
+"""Format settings for readers, and name variants by the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from .records import Record
 
-# what a reader looks for first; other settings follow in the order of the job
+# These settings come first in a label. Others follow in the order of the job.
 ORDER = ("preset", "data", "horizon", "steps", "lr", "wd")
-# named whenever they differ, also where the optimizer alone would tell two variants apart
+# These settings are in a label if they differ, even if the rest of the label is unique.
 ALWAYS = ("lr", "wd")
 
 
 def value(x: Any) -> str:
-    """0.0009765625 -> '2^-10': small powers of two by their exponent, the rest as it is."""
+    """Format a value. Small powers of two get an exponent: 0.0009765625 -> '2^-10'."""
     if isinstance(x, float) and math.isfinite(x):
         mantissa, exponent = math.frexp(x)
         if mantissa == 0.5 and exponent <= -3:  # 1/16 and below
@@ -27,29 +27,29 @@ def value(x: Any) -> str:
 
 
 def number(text: str) -> float:
-    """0.1, 1e-3, 2^-11 or 2**-11"""
+    """Parse a number such as 0.1, 1e-3, 2^-11 or 2**-11."""
     found = re.fullmatch(r"\s*2(?:\^|\*\*)\(?(-?\d+)\)?\s*", text)
     try:
         x = 2.0 ** int(found[1]) if found else float(text)
     except (ValueError, OverflowError):
         x = math.nan
     if not math.isfinite(x):
-        raise ValueError(f"a number such as 0.1 or 2^-11 is needed, got {text!r}")
+        raise ValueError(f"expected a number such as 0.1 or 2^-11, got {text!r}")
     return x
 
 
-def variant(job: Record, without: Collection[str] = ()) -> Record:
-    """A job without its seed, and without these settings."""
-    return {k: v for k, v in job.items() if k != "seed" and k not in without}
+def without_seed(job: Record, also: Collection[str] = ()) -> Record:
+    """Return a job without its seed, and without the settings in `also`."""
+    return {k: v for k, v in job.items() if k != "seed" and k not in also}
 
 
 def key(job: Record) -> str:
-    """Something to compare jobs by that does not depend on the order of their settings."""
+    """Return a text that is equal for equal jobs, in any order of their settings."""
     return json.dumps(job, sort_keys=True, default=str)
 
 
 def differing(jobs: Sequence[Record]) -> list[str]:
-    """The settings whose values are not the same in all jobs, the seed apart."""
+    """Return the settings that differ between the jobs, without the seed."""
     names = dict.fromkeys([*ORDER, *(name for job in jobs for name in job)])
     return [
         name
@@ -58,10 +58,10 @@ def differing(jobs: Sequence[Record]) -> list[str]:
     ]
 
 
-def telling(jobs: Sequence[Record]) -> list[str]:
-    """Of the settings that differ, those that a name needs.
+def distinguishing(jobs: Sequence[Record]) -> list[str]:
+    """Return the settings that a label needs.
 
-    A preset decides width, depth and steps: once it is named, they tell nothing more.
+    A preset decides width, depth and steps, so a label with the preset does not need them.
     """
     kept = ["optimizer"]
     for name in differing(jobs):
@@ -75,21 +75,21 @@ def _classes(jobs: Iterable[Record], names: Sequence[str]) -> int:
 
 
 def labels(jobs: Sequence[Record]) -> list[str]:
-    """'muon lr=2^-10 wd=0.1': the optimizer, and what tells this job from the others."""
-    names = telling(jobs)
+    """Return a label for each job such as 'muon lr=2^-10 wd=0.1'."""
+    names = distinguishing(jobs)
     decayed = {str(job.get("optimizer")) for job in jobs if job.get("wd")}
     return [_label(job, names, decayed) for job in jobs]
 
 
 def _label(job: Record, names: Sequence[str], decayed: Collection[str]) -> str:
     optimizer = str(job.get("optimizer", "?"))
-    # an optimizer that never decays has nothing to say about weight decay
+    # An optimizer without weight decay in any job does not need wd=0 in its label.
     shown = [name for name in names if name != "wd" or optimizer in decayed]
     return f"{optimizer} {settings(job, shown)}".strip()
 
 
 def settings(job: Record, names: Iterable[str]) -> str:
-    """'lr=2^-10 wd=0.1'; what a job leaves open is left out."""
+    """Return a text such as 'lr=2^-10 wd=0.1', without settings that are None."""
     return " ".join(f"{n}={value(job[n])}" for n in names if job.get(n) is not None)
 
 
@@ -97,7 +97,7 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def pretty(text: str) -> str:
-    """'lr=2^-10' -> 'lr=2⁻¹⁰', for pages and figures."""
+    """Use superscripts, for pages and figures: 'lr=2^-10' -> 'lr=2⁻¹⁰'."""
     parts = text.split("2^")
     return parts[0] + "".join(_raised(part) for part in parts[1:])
 

@@ -1,8 +1,8 @@
 """The paper's nanoGPT: a decoder of plain matrices, sized by width and depth.
 
-RMSNorm without gains before attention, MLP and head, and on q and k; rotary positions; separate
-q, k, v; squared ReLU, times a factor; no biases. Embedding and head are one matrix, which keeps the
-head's `nn.Linear` initialisation (uniform within 1/sqrt(width)); output projections start at zero.
+The model has rotary positions, separate q, k and v, a squared ReLU times a factor, and no biases.
+RMSNorm without gains is applied before attention, MLP and head, and to q and k. Embedding and head
+share one matrix, with the `nn.Linear` initialisation of the head. Output projections start at zero.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 ROTARY_BASE = 10_000.0
 LOGITS = 2**28
-"""Logits held at once while the loss is computed; more are computed in pieces."""
+"""Most logits in memory at once. The loss of more logits is computed in pieces."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What fixes the number of parameters and the cost of a token."""
+    """Sizes of the model. They decide the number of parameters and the cost of a token."""
 
     vocab: int = 50304
     width: int = 768
@@ -37,11 +37,11 @@ class Shape:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.width % self.head_dim:
             raise ValueError(
-                f"heads of {self.head_dim} do not divide a width of {self.width}: "
-                f"use a width that is a multiple of {self.head_dim}, or another head_dim"
+                f"width is {self.width} and head_dim is {self.head_dim}: use a width that is a "
+                f"multiple of {self.head_dim}, or another head_dim"
             )
         if self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
+            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
 
     @property
     def parameters(self) -> int:
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward, attention counted in full as is usual for MFU."""
+        """FLOPs of forward and backward pass. Attention counts in full, as usual for MFU."""
         return 6 * self.parameters + 12 * self.depth * self.width * self.context
 
 
@@ -96,7 +96,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """loss = model(ids, targets); logits of the last position = model(ids)."""
+    """Decoder. model(ids, targets) is the loss, model(ids) the logits of the last position."""
 
     cos: Tensor
     sin: Tensor
@@ -107,7 +107,7 @@ class GPT(nn.Module):
         self.embed = nn.Embedding(shape.vocab, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
         self.head = nn.Linear(shape.width, shape.vocab, bias=False)
-        self.embed.weight = self.head.weight  # the head's initialisation, for both
+        self.embed.weight = self.head.weight  # both have the head's initialisation
         cos, sin = rotary(shape.context, shape.head_dim)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -127,14 +127,14 @@ def norm(x: Tensor) -> Tensor:
 
 
 def rotary(context: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the angles, positions x (dim / 2)."""
+    """Return cosines and sines of the angles, each of shape (context, dim / 2)."""
     frequencies = ROTARY_BASE ** -(torch.arange(0, dim, 2).float() / dim)
     angles = torch.outer(torch.arange(context).float(), frequencies)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x_i, x_{i + dim/2}) of a head by its position's angle."""
+    """Rotate each pair (x_i, x_{i + dim/2}) of a head by the angle of its position."""
     a, b = x.chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat((a * cos + b * sin, b * cos - a * sin), -1)
@@ -144,21 +144,22 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def cross_entropy(h: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of h @ weight.T, computed in pieces of at most LOGITS logits."""
+    """Return the mean cross-entropy of h @ weight.T, in pieces of at most LOGITS logits."""
     device = h.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         h, weight = h.to(dtype), weight.to(dtype)
     with torch.autocast(device, enabled=False):
         pieces = max(1, -(-h.shape[0] * weight.shape[0] // LOGITS))
-        fused = pieces > 1 or device == "cuda"  # one compiled kernel there; slower in plain steps
+        # A GPU compiles _Pieces to one kernel. On a CPU it is slower than the plain form.
+        fused = pieces > 1 or device == "cuda"
         if not (fused and torch.is_grad_enabled()):
             return _plain(h, weight, targets, pieces)
         return _Pieces.apply(h, weight, targets, pieces)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least fp32."""
+    """Cast 16-bit tensors to fp32."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
@@ -171,7 +172,7 @@ def _plain(h: Tensor, weight: Tensor, targets: Tensor, pieces: int) -> Tensor:
 
 
 class _Pieces(torch.autograd.Function):
-    """The gradients are made in the forward pass, piece by piece, so no logits are kept."""
+    """Cross-entropy with gradients in the forward pass, piece by piece, to keep no logits."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, targets: Tensor, pieces: int) -> Tensor:

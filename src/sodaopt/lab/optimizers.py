@@ -1,4 +1,4 @@
-"""Optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
+"""Build optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
 
 muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(soda(muon))
 """
@@ -31,16 +31,16 @@ from sodaopt.wrappers.soda import SODAWrapper
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe of the layer plan, and what the paper runs it with."""
+    """A recipe of the layer plan with the paper's settings."""
 
     recipe: str
     lr: float
     activation: float = 1.0
-    """Factor of the squared ReLU in the model it trains."""
+    """Factor of the squared ReLU in the model."""
     warmup: float = 0.0
-    """Part of the run over which the learning rate rises."""
+    """Fraction of the run over which the learning rate rises."""
     decays: bool = False
-    """It takes a weight decay, on the hidden matrices as in modded-nanogpt."""
+    """Whether it accepts a weight decay, which acts on the hidden matrices."""
 
 
 BASES = {
@@ -64,9 +64,10 @@ NAMES = (*_PULLED, *(f"{average}({inner})" for average in AVERAGED for inner in 
 
 
 class Name(NamedTuple):
-    """A parsed name: soda(muon) is ("soda", None, "muon"), gpa(soda(muon)) ("gpa", "soda", "muon").
+    """A parsed name.
 
-    In an average, the pull is in the rows of the base: a wrapper goes around no other one.
+    soda(muon) is ("soda", None, "muon"), and gpa(soda(muon)) is ("gpa", "soda", "muon"). Wrappers
+    do not nest: inside an average, the pull is part of the methods of the base (zoo.soda).
     """
 
     wrapper: str | None
@@ -79,7 +80,10 @@ class Name(NamedTuple):
 
     @property
     def warmup(self) -> float:
-        """Part of the run over which the learning rate rises; in rows the pull waits for none."""
+        """Fraction of the run over which the learning rate rises.
+
+        It is 0 for a pull inside an average, which cannot wait for the end of a warmup.
+        """
         return 0.0 if self.pull else self.spec.warmup
 
     @property
@@ -92,11 +96,11 @@ class Name(NamedTuple):
 
 
 def parse(text: str) -> Name:
-    """A name as people write it: SODA(Muon) and soda(muon) are the same."""
+    """Parse a name. SODA(Muon) and soda(muon) are equal."""
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
     *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
     if base == "scion" and outer and outer[-1] in ANCHORED:
-        base = "uscion"  # its constraint is a pull to the origin: the wrapper's takes its place
+        base = "uscion"  # Scion without its pull to the origin, which the wrapper's pull replaces
     name = Name(outer[0] if outer else None, outer[1] if len(outer) > 1 else None, base)
     whole = all(outer) and plain.endswith(")" * len(outer)) and plain.count(")") == len(outer) < 3
     if not whole or str(name) not in NAMES:
@@ -106,7 +110,7 @@ def parse(text: str) -> Name:
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides an optimizer beside its name."""
+    """Settings of an optimizer, besides its name."""
 
     lr: float
     wd: float = 0.0
@@ -119,35 +123,33 @@ class Settings:
 
 
 def check(name: Name, s: Settings) -> None:
-    """Refuse combinations that mean nothing, before any data are read."""
+    """Raise for settings that do not fit the optimizer, before any data is read."""
     if not 0 < s.lr < math.inf:
         raise ValueError(f"lr must be positive, got {s.lr}")
     if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
     if s.wd and (name.anchored or not name.spec.decays):
-        why = "the pull takes its place" if name.anchored else "its own pull is lr"
-        raise ValueError(f"{name} has no weight decay ({why}): leave out wd")
+        why = "the pull replaces it" if name.anchored else "the learning rate decides its pull"
+        raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):
         raise ValueError(unknown("z0", s.z0, ("init", "zero")))
     if s.z0 != "init" and (name.pull or not name.anchored):
-        raise ValueError(f"z0 is for anchored optimizers such as soda(muon), not {name}")
+        raise ValueError(f"z0 is {s.z0}: only soda_dagger and soda(...) have it, not {name}")
     if name.pull and s.warmup_steps:
-        raise ValueError(f"the pull in {name} begins with the first step: it needs warmup 0")
+        raise ValueError(f"the pull in {name} begins with the first step: use warmup 0")
     if s.fade and name.wrapper not in ANCHORED:
-        raise ValueError(
-            f"fade is for the wrapper, as in soda(muon) or soda_all(uscion), not {name}"
-        )
+        raise ValueError(f"fade is {s.fade}: only soda(...) and soda_all(...) have it, not {name}")
     if name.base not in SPECTRAL and (s.alpha is not None or s.alpha_bar is not None):
-        raise ValueError(f"alpha and alpha_bar are for {', '.join(SPECTRAL)}, not {name.base}")
+        raise ValueError(f"only {', '.join(SPECTRAL)} have alpha and alpha_bar, not {name.base}")
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
-        raise ValueError(f"fade is two parts of the run such as 0.67 0.9, got {s.fade}")
+        raise ValueError(f"fade must be two fractions of the run such as 0.67 0.9, got {s.fade}")
 
 
 SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 
 
 def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
-    """The optimizer for a model."""
+    """Build the optimizer for a model."""
     check(name, s)
     opt: Optimizer = SODA(param_groups(model, _recipe(name, s)), s.lr)
     if name.wrapper in AVERAGED:
@@ -184,7 +186,7 @@ def _decayed(rule: Rule, wd: float) -> Rule:
 
 
 def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
-    """The rule with another momentum or centre. Muon's Adam layers stay as they are."""
+    """Return the rule with another momentum or centre. Muon's Adam layers keep theirs."""
     method: Method = rule.method
     if name.base == "muon" and method.name != "muon":
         return rule
@@ -193,14 +195,14 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
         method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
     if s.alpha_bar is not None:
         method = replace(method, alpha_bar=s.alpha_bar)
-    if dagger and s.z0 == "zero":  # elsewhere the wrapper does it
+    if dagger and s.z0 == "zero":  # the other bases get z0 from the wrapper
         method = replace(method, centre="origin")
     return rule._replace(method=method)
 
 
 @dataclass(frozen=True)
 class Origin(Anchor):
-    """z0 = 0, whatever the weights start from: the paper's ablation."""
+    """z0 = 0 for any initial weights: the paper's ablation."""
 
     differs: ClassVar[bool] = True
 
@@ -216,7 +218,7 @@ class Origin(Anchor):
 
 @contextmanager
 def averaged(opt: Optimizer) -> Iterator[None]:
-    """The parameters hold the method's output x; y, where gradients are taken, comes back after."""
+    """Let the parameters hold the output x of the method. Restore y on exit."""
     opt.eval()  # type: ignore[attr-defined]
     try:
         yield
@@ -225,6 +227,6 @@ def averaged(opt: Optimizer) -> Iterator[None]:
 
 
 def state_bytes(opt: Optimizer) -> int:
-    """Of all tensors that the optimizer keeps."""
+    """Return the bytes of all tensors in the optimizer's state."""
     tensors = [t for s in opt.state.values() for t in s.values() if isinstance(t, Tensor)]
     return sum(t.numel() * t.element_size() for t in tensors)

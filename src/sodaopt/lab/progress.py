@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live line on a terminal, now and then a line elsewhere."""
+"""Show the progress of a run: a live bar on a terminal, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """For workers: their records say it all."""
+    """No output, for workers. Their records contain everything."""
 
     def step(self, record: dict[str, Any]) -> None:
         pass
@@ -27,7 +27,7 @@ class Silent:
 
 
 class Lines:
-    """One line every few seconds, for logs."""
+    """A line every few seconds, for logs."""
 
     def __init__(self, total: int, every: float = 5.0) -> None:
         self.total, self.every, self.last = total, every, 0.0
@@ -70,7 +70,7 @@ class Bar:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """loss 4.21  val 4.35  lr 4.9e-04  12.3k tok/s  eta 0:31"""
+    """Return a line such as 'loss 4.21  val 4.35  lr 4.9e-04  12.3k tok/s  eta 0:31'."""
     words = []
     if record.get("loss") is not None:
         words.append(f"loss {record['loss']:.3f}")

@@ -1,6 +1,6 @@
-"""What a run leaves behind: one line of JSON for each thing that happened, written as it happens.
+"""The records of a run: lines of JSON, written during the run.
 
-    runs/NAME/ROW/run.jsonl
+    runs/NAME/JOB/run.jsonl
 
     {"kind": "run", "job": {...}, "model": {...}, "environment": {...}, "git": {...}, ...}
     {"kind": "step", "step": 10, "loss": 6.1, "lr": 0.001, "tokens": 20480, "seconds": 1.4, ...}
@@ -9,8 +9,8 @@
     {"kind": "sample", "step": 200, "prompt": "The", "text": "The people of ..."}
     {"kind": "end", "step": 200, "status": "finished", "val_loss": 4.3, "seconds": 30.1, ...}
 
-A run that was killed and resumed writes some steps again; the last line of a kind and step counts.
-A line that the kill cut short is skipped.
+A killed and resumed run writes some steps again. The last line of a kind and step counts. Readers
+skip an incomplete line.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ Record = dict[str, Any]
 
 
 class Writer:
-    """Appends records to a run's file. A torn last line of an earlier process is closed first."""
+    """Append records to the file of a run, after the incomplete last line of a killed process."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = path = folder / FILE
-        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        incomplete = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
         self.file: TextIO = path.open("a", encoding="utf-8")
-        if torn:
+        if incomplete:
             self.file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """One line, on disk when this returns as far as a killed process is concerned."""
+        """Write one line. It survives if the process is killed afterwards."""
         line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
         try:
             self.file.write(line + "\n")
             self.file.flush()
         except OSError as e:
             raise OSError(
-                e.errno, f"{e.strerror}: what a run does must be written down; make room and run "
-                "it again, it goes on from its last checkpoint", str(self.path)
+                e.errno, f"{e.strerror}: a run cannot continue without its records. Free disk "
+                "space and run it again: it continues from its last checkpoint", str(self.path)
             ) from e  # fmt: skip
 
     def close(self) -> None:
-        with suppress(OSError):  # what did not fit has been said
+        with suppress(OSError):  # write has raised it already
             self.file.close()
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no nan and no infinity: null stands for them."""
+    """Replace nan and infinity, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, os.PathLike):
@@ -72,7 +72,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its file tells it."""
+    """A run, read from its file."""
 
     folder: Path
     head: Record
@@ -89,7 +89,7 @@ class Run:
 
     @cached_property
     def end(self) -> Record | None:
-        """The last record, if the run came to an end of any kind and was not taken up again."""
+        """The end record, or None if the run goes on or was resumed."""
         last = self.records[-1] if self.records else self.head
         return last if last["kind"] == "end" else None
 
@@ -99,34 +99,36 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Nothing is left to do: it finished, or it diverged and would again."""
+        """Whether nothing is left to do: it finished, or it diverged and would diverge again."""
         return self.end is not None and self.end["status"] in (FINISHED, DIVERGED)
 
     @property
     def val_loss(self) -> float | None:
-        """The final validation loss; none for a run that did not finish."""
+        """The final validation loss, or None if the run did not finish."""
         return self.end.get("val_loss") if self.end and self.finished else None
 
     def of(self, kind: str) -> list[Record]:
-        """The records of a kind, one for each step, in order of steps."""
+        """Return the records of a kind, one for each step, in order of steps."""
         last = {r["step"]: r for r in self.records if r["kind"] == kind and "step" in r}
         return [last[step] for step in sorted(last)]
 
 
 def begun(folder: Path) -> Run | None:
-    """The run in a folder; none if nothing, or not even a whole first line, was written yet."""
+    """Return the run in a folder, or None if it has no complete record yet."""
     return read(folder) if (folder / FILE).exists() and _records(folder / FILE) else None
 
 
 def read(folder: Path) -> Run:
-    """A run from its folder."""
+    """Read a run from its folder."""
     path = folder / FILE
     records = _records(path)
     heads = [r for r in records if r["kind"] == "run"]
     if not heads:
-        raise ValueError(f"{path} does not begin with a run record: not a run of this lab")
+        raise ValueError(f"{path} does not begin with a run record: it is not a run of this lab")
     if heads[-1].get("format") != FORMAT:
-        raise ValueError(f"{path} has format {heads[-1].get('format')}, and this reads {FORMAT}")
+        raise ValueError(
+            f"{path} has format {heads[-1].get('format')}, but this version reads format {FORMAT}"
+        )
     return Run(folder, heads[-1], [r for r in records if r["kind"] != "run"])
 
 
@@ -143,9 +145,9 @@ def _parsed(line: bytes) -> Record | None:
 
 
 def find(paths: Iterable[Path], skip: Callable[[str], None] | None = None) -> list[Run]:
-    """Every run in or under these folders, in order of their paths.
+    """Return every run in or under these folders, in order of their paths.
 
-    skip: told of one that cannot be read; without it, that is an error.
+    skip: called with a message for each unreadable run. Without it, such a run is an error.
     """
     runs: dict[Path, Run] = {}
     for path in paths:

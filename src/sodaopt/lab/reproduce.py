@@ -1,4 +1,4 @@
-"""`sodaopt reproduce`: run a figure or a table of the paper, and write its numbers down."""
+"""`sodaopt reproduce`: run a figure or a table of the paper, and write its numbers to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sodaopt import __version__
 from sodaopt._errors import unknown
 
 from . import results
-from .board import console, run_rows
+from .board import console, run_trials
 from .commands import INTERRUPTED, Flat, axis
 from .data import open_data
 from .execution import Execution
@@ -25,51 +25,53 @@ from .job import Job, resolve
 from .optimizers import BASES
 from .records import Run
 from .report import write_report
-from .studies import DEFINITIONS, SCALES, STUDIES, Scale, Study
-from .sweep import Row, rows
+from .stats import p_value
+from .studies import DEFINITIONS, SCALES, STUDIES, Cell, Scale, Study, TableRow
+from .sweep import Trial, make_trials
 from .train import DATA
-from .ttest import t_test
 
 
 class Unfinished(RuntimeError):
-    """Some rows are not done, so there are no numbers yet."""
+    """Some runs are not done, so the numbers are not complete yet."""
 
     code = INTERRUPTED
 
 
 class Failed(Unfinished):
-    """An error is why."""
+    """Some runs are not done because of an error."""
 
     code = 1
 
 
 @dataclass
 class Reproduce:
-    """Run a figure or a table of the paper. Finished runs are kept: the same command goes on."""
+    """Run a figure or a table of the paper.
+
+    Finished runs are kept. Run the same command again to continue after a stop."""
 
     name: tyro.conf.Positional[str] = ""
-    """Which one; --list names them."""
+    """Name of the figure or table. --list shows the names."""
     list: bool = False
-    """Name every figure and table."""
+    """List every figure and table."""
     scale: Literal["proxy", "paper"] = "proxy"
-    """The paper's own sizes, or one that takes half a minute a run on one large GPU."""
+    """paper: the paper's own sizes. proxy: a small size, half a minute a run on one large GPU."""
     data: str | None = None
-    """Instead of the preset's."""
+    """Data set, instead of the preset's."""
     seeds: int | None = None
-    """How many, instead of the scale's own."""
+    """Number of seeds, instead of the scale's own."""
     horizons: tuple[str, ...] = ()
-    """Such as 1x 4x, instead of the scale's own."""
+    """Horizons such as 1x 4x, instead of the scale's own."""
     tune: bool | None = None
     """Tune the learning rates of the baselines on a grid of powers of two first (seed 0)."""
     settings: tuple[str, ...] = ()
-    """More settings for every run, as NAME=VALUE: a smaller model to try it out, say."""
+    """More settings for every run, as NAME=VALUE, for example a smaller model for a trial run."""
     execution: Annotated[Execution, Flat] = field(default_factory=Execution)
     workers: int = 1
-    """Runs at a time."""
+    """Number of runs at a time."""
     out: Path = Path("runs/reproduce")
-    """Where runs, report.html and results.json go, in a folder of the study's name."""
+    """Parent folder of the study's folder, which holds the runs, report.html and results.json."""
     dry_run: bool = False
-    """Only list the runs."""
+    """List the runs and stop."""
 
     def run(self) -> int:
         if self.list or not self.name:
@@ -86,7 +88,7 @@ class Reproduce:
         try:
             found = self._carry_out(board)
         except Unfinished as e:
-            board.print(f"{e}: the same command goes on", highlight=False)
+            board.print(f"{e}: run the same command again to continue", highlight=False)
             return e.code
         if found is None:
             return 0
@@ -104,8 +106,8 @@ class Reproduce:
             study, scale, self._settings(), folder, self.execution, self.workers, vocab, board
         )
         if self.dry_run:
-            for row in rows(work.jobs(dict(scale.lr)), folder, self.execution, vocab):
-                print(row.text())
+            for trial in make_trials(work.jobs(dict(scale.lr)), folder, self.execution, vocab):
+                print(trial.text())
             return None
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
         lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
@@ -116,7 +118,7 @@ class Reproduce:
         return known | work.numbers(lr, tuned)
 
     def _command(self) -> str:
-        """As it can be typed again."""
+        """Return the command line that runs this study again."""
         more = typed(replace(self, name="", scale="proxy"))
         return shlex.join(["sodaopt", "reproduce", self.name, "--scale", self.scale, *more])
 
@@ -133,7 +135,7 @@ class Reproduce:
     def _settings(self) -> dict[str, Any]:
         pairs = [axis(text) for text in self.settings]
         more = {name: values[0] for name, values in pairs}
-        if "steps" in more:  # instead of the rows' own horizons
+        if "steps" in more:  # replaces the horizon of each row
             more["horizon"] = None
         return more | ({"data": self.data} if self.data else {})
 
@@ -144,7 +146,7 @@ class Reproduce:
 
 
 def typed(command: Any) -> list[str]:
-    """The flags of what is not as it is by default."""
+    """Return the command-line flags of the settings that differ from their defaults."""
     words = []
     for f in fields(command):
         value = getattr(command, f.name)
@@ -166,7 +168,7 @@ def listing() -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """A study at a scale, with what it is run with."""
+    """A study at one scale, and the settings of its runs."""
 
     study: Study
     scale: Scale
@@ -178,40 +180,43 @@ class Work:
     board: Console
 
     def run(self, jobs: Iterable[Job]) -> list[Run]:
-        """Every run of the jobs, all of them done."""
-        todo = rows(list(jobs), self.folder, self.execution, self.vocab)
-        failed = run_rows(todo, self.workers, self.board)
+        """Run the jobs and return their runs. Raise Unfinished unless all are done."""
+        todo = make_trials(list(jobs), self.folder, self.execution, self.vocab)
+        failed = run_trials(todo, self.workers, self.board)
         if failed:
             count = f"{len(failed)} of {len(todo)} runs are not done"
             errors = [o.error for o in failed if o.error]
             raise Failed(f"{count} ({errors[0]})") if errors else Unfinished(count)
-        return [run for row in todo if (run := row.run()) is not None]
+        return [run for trial in todo if (run := trial.run()) is not None]
 
     def jobs(self, lr: dict[str, float]) -> list[Job]:
-        """Seed by seed, so that a study that is stopped early has whole rows."""
+        """Return all jobs, ordered by seed, so that a study that stops early has complete rows."""
         study, seeds = self.study, range(self.scale.seeds)
         return [self._job(c, r, s, lr) for s in seeds for r in self._rows() for c in study.cells]
 
-    def _rows(self) -> Sequence[Any]:
-        """With the settings of all runs, which may make rows the same."""
-        found = [self._row_with(row) for row in self.study.rows(self.scale)]
+    def _rows(self) -> Sequence[TableRow]:
+        """Return the rows with the settings of all runs. These may make two rows equal."""
+        found = [self._row(row) for row in self.study.rows(self.scale)]
         return list({row.label: row for row in found}.values())
 
-    def _row_with(self, row: Any) -> Any:
-        """A row that is named by its length is named by the one that it has."""
+    def _row(self, row: TableRow) -> TableRow:
+        """Add the settings of all runs to a row. If they change its horizon, change its label."""
         label, settings = row.label, row.settings | self.settings
         if label == row.settings.get("horizon") != settings.get("horizon"):
             job = self._job(self.study.cells[0], replace(row, settings=settings), 0, {})
             label = f"{resolve(job, self.vocab).horizon:.3g}x"
         return replace(row, label=label, settings=settings)
 
-    def _job(self, cell: Any, row: Any, seed: int, lr: dict[str, float]) -> Job:
-        return cell.job(self.scale, row, seed, lr.get(cell.base))  # type: ignore[no-any-return]
+    def _job(self, cell: Cell, row: TableRow, seed: int, lr: dict[str, float]) -> Job:
+        return cell.job(self.scale, row, seed, lr.get(cell.base))
 
     # -- learning rates -----------------------------------------------------------------------
 
     def tune(self) -> dict[str, dict[float, float]]:
-        """The baselines' losses on a grid of powers of two that holds its best point inside."""
+        """Return the losses of the baselines by learning rate.
+
+        The learning rates are powers of two. The grid grows until the best one is not at its edge.
+        """
         bases = dict.fromkeys(cell.base for cell in self.study.cells)
         tried: dict[str, dict[float, float]] = {base: {} for base in bases}
         while todo := {b: grid for b in bases if (grid := self._grid(b, tried[b]))}:
@@ -230,7 +235,7 @@ class Work:
         return Job(**(values | self.settings | {"optimizer": base}))
 
     def _grid(self, base: str, tried: dict[float, float]) -> list[float]:
-        """Learning rates to try next."""
+        """Return the learning rates to try next."""
         if not tried:
             middle = self.scale.lr.get(base, BASES[base].lr)
             return [middle / 2, middle, middle * 2]
@@ -238,34 +243,34 @@ class Work:
         return [low / 2] if at == low else [high * 2] if at == high else []
 
     def _loss(self, job: Job) -> float:
-        run = self._row(job).run()
+        run = self._trial(job).run()
         return math.inf if run is None or run.val_loss is None else run.val_loss
 
-    def _row(self, job: Job) -> Row:
-        return rows([job], self.folder, self.execution, self.vocab)[0]
+    def _trial(self, job: Job) -> Trial:
+        return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
     # -- numbers ------------------------------------------------------------------------------
 
     def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
         cells = [self._cell(row, cell, lr) for row in self._rows() for cell in self.study.cells]
-        some = self._row(self.jobs(lr)[0]).run()
-        assert some is not None
+        first_run = self._trial(self.jobs(lr)[0]).run()
+        assert first_run is not None
         return {
             "title": self.study.title,
             "sodaopt": __version__,
-            "environment": some.head["environment"],
-            "git": some.head["git"],
-            "data": some.head["data"],
-            "parameters": some.head["model"]["parameters"],
+            "environment": first_run.head["environment"],
+            "git": first_run.head["git"],
+            "data": first_run.head["data"],
+            "parameters": first_run.head["model"]["parameters"],
             "learning_rates": {base: _finite(losses) for base, losses in tuned.items()},
             "cells": cells,
             "differences": [d for row in self._rows() for d in self._differences(row.label, cells)],
             "published": {k: list(v) for k, v in self.study.published.items()},
         }
 
-    def _cell(self, row: Any, cell: Any, lr: dict[str, float]) -> dict[str, Any]:
+    def _cell(self, row: TableRow, cell: Cell, lr: dict[str, float]) -> dict[str, Any]:
         jobs = [self._job(cell, row, seed, lr) for seed in range(self.scale.seeds)]
-        runs = [run for job in jobs if (run := self._row(job).run()) is not None]
+        runs = [run for job in jobs if (run := self._trial(job).run()) is not None]
         losses = [run.val_loss for run in runs]
         known = [loss for loss in losses if loss is not None]
         end = runs[0].end or {}
@@ -295,16 +300,16 @@ class Work:
                 spread = stdev(gaps) if len(gaps) > 1 else None
                 found.append(
                     {"row": row, "one": one, "other": other, "mean": fmean(gaps), "spread": spread,
-                     "n": len(gaps), "p": t_test(gaps)}
+                     "n": len(gaps), "p": p_value(gaps)}
                 )  # fmt: skip
         return found
 
 
 def _finite(losses: dict[float, float]) -> dict[str, float | None]:
-    """For JSON, which has no infinity: a run that diverged has no loss."""
+    """Replace the infinite loss of a diverged run by None, because JSON has no infinity."""
     return {str(lr): loss if math.isfinite(loss) else None for lr, loss in sorted(losses.items())}
 
 
 def best(losses: dict[float, float]) -> float:
-    """The learning rate with the lowest loss."""
+    """Return the learning rate with the lowest loss."""
     return min(losses, key=losses.__getitem__)

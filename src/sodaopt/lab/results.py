@@ -1,4 +1,4 @@
-"""The numbers of a study as a file, and as a page of tables in the layout of the paper."""
+"""Read and write the numbers of a study, and format them as tables in the layout of the paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(path: Path) -> Numbers:
 
 
 def page(studies: Sequence[Numbers], head: str) -> str:
-    """All studies, one after another."""
+    """Return a page with all studies."""
     return "\n\n".join([head.rstrip(), *(markdown(numbers) for numbers in studies)]) + "\n"
 
 

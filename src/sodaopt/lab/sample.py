@@ -1,4 +1,4 @@
-"""Text from a model."""
+"""Generate text with a model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from .data.tokenizer import Tokenizer
 from .model import GPT
 
 PROMPTS = ("The people of the United States", "The whale")
+SAMPLE_TOKENS = 80
+"""Length of the samples at the end of a run."""
 
 
 @torch.no_grad()
@@ -21,9 +23,9 @@ def generate(
     top_k: int = 50,
     seed: int = 0,
 ) -> str:
-    """The prompt and what the model writes after it, up to the end of its document.
+    """Return the prompt and the model's continuation, up to the end of the document.
 
-    The same seed gives the same text; the numbers are drawn on the CPU, whatever the device.
+    The same seed gives the same text on every device, because random numbers come from the CPU.
     """
     rng = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

@@ -1,7 +1,7 @@
-"""Runs as rows: the seeds of a variant together, their mean and spread, and what differs for sure.
+"""Statistics of runs: group them by variant, and compare the variants.
 
-A row is a variant, that is, a job without its seed. Rows are compared seed by seed: the same seed
-gives the same initialisation and the same batches, so that much of the noise cancels.
+A variant is a job without its seed. Variants are compared seed by seed. The same seed gives the
+same initial weights and the same batches, so much of the noise cancels.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ from typing import Any
 
 from . import labels
 from .records import DIVERGED, FINISHED, STOPPED, Record, Run
-from .ttest import t_test
 
 UNFINISHED = "unfinished"
-MARKS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 AXES = ("lr", "wd")
 SCALE = ("preset", "data", "horizon", "steps", "batch", "context", "width", "depth")
-"""What a comparison of optimizers keeps the same."""
+"""Settings that a comparison of optimizers keeps equal."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Variant:
     """The runs of one variant, one for each seed."""
 
     label: str
     job: Record
     runs: list[Run] = field(repr=False)
     repeats: int = 0
-    """Earlier runs of the same job, which do not count."""
+    """Number of earlier runs of the same jobs, which are ignored."""
 
     @cached_property
     def losses(self) -> dict[Any, float]:
-        """Final validation loss by seed, of the runs that finished."""
+        """Final validation losses of the finished runs, by seed."""
         found = {run.job.get("seed"): run.val_loss for run in self.runs}
         return {seed: loss for seed, loss in found.items() if loss is not None}
 
@@ -52,12 +51,12 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation over seeds; one seed has none."""
+        """Sample standard deviation over seeds, or None for one seed."""
         return stdev(self.losses.values()) if self.n > 1 else None
 
     @property
     def so_far(self) -> float | None:
-        """Where nothing has finished: the mean of the latest validation losses."""
+        """Mean of the latest validation losses if no run has finished, else None."""
         latest = [vals[-1]["loss"] for run in self.runs if (vals := run.of("val"))]
         known = [loss for loss in latest if loss is not None]
         return fmean(known) if known and not self.losses else None
@@ -83,7 +82,7 @@ class Row:
         return _mean((run.end or {}).get("state_bytes") for run in self.runs)
 
     def summary(self) -> str:
-        """'finished', or how many runs came to what end."""
+        """Return one status such as 'finished', or the number of runs with each status."""
         counts = self.statuses
         if len(counts) == 1:
             return _progress(self.runs) if UNFINISHED in counts else next(iter(counts))
@@ -91,21 +90,23 @@ class Row:
         return ", ".join(f"{counts[name]} {name}" for name in order if counts[name])
 
 
-def rows(runs: Iterable[Run]) -> list[Row]:
-    """Runs by variant, in the order in which they come; of two with the same seed, the later."""
+def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
+    """Group runs by variant, in order of first appearance. Keep the latest run of each seed."""
     groups: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        seeds = groups.setdefault(labels.key(labels.variant(run.job)), {})
+        seeds = groups.setdefault(labels.key(labels.without_seed(run.job)), {})
         seeds.setdefault(labels.value(run.job.get("seed")), []).append(run)
-    found = [[max(same, key=_age) for same in seeds.values()] for seeds in groups.values()]
+    found = [[max(same, key=_recency) for same in seeds.values()] for seeds in groups.values()]
     repeats = [sum(len(same) - 1 for same in seeds.values()) for seeds in groups.values()]
-    jobs = [labels.variant(kept[0].job) for kept in found]
+    jobs = [labels.without_seed(kept[0].job) for kept in found]
     named = zip(labels.labels(jobs), jobs, found, repeats, strict=True)
-    return [Row(label, job, sorted(kept, key=_seed), again) for label, job, kept, again in named]
+    return [
+        Variant(label, job, sorted(kept, key=_seed), again) for label, job, kept, again in named
+    ]
 
 
-def _age(run: Run) -> tuple[bool, str]:
-    """A run that came to its end counts before one that did not, whenever they began."""
+def _recency(run: Run) -> tuple[bool, str]:
+    """Sort key: a run that is done wins over a later run that is not."""
     return run.done, str(run.head.get("time", ""))
 
 
@@ -115,19 +116,19 @@ def _seed(run: Run) -> tuple[int, str]:
 
 
 def status(run: Run) -> str:
-    """finished, diverged, stopped; unfinished if it goes on or was killed, which looks the same."""
+    """Return finished, diverged or stopped. A running or killed run is unfinished."""
     return UNFINISHED if run.end is None else str(run.end.get("status", UNFINISHED))
 
 
 def epochs(run: Run) -> float:
-    """How often it saw its data, as far as its end says."""
+    """Return how often the run read its training data, or 0 if it has not ended."""
     return float((run.end or {}).get("epochs") or 0.0)
 
 
 def notes(run: Run) -> list[str]:
-    """What it had to say, such as that it could not be saved; each thing once."""
-    said = [str(r.get("text", "")) for r in run.records if r["kind"] == "note"]
-    return list(dict.fromkeys(said))
+    """Return the distinct notes of a run, such as a failure to save."""
+    found = [str(r.get("text", "")) for r in run.records if r["kind"] == "note"]
+    return list(dict.fromkeys(found))
 
 
 def _progress(runs: Sequence[Run]) -> str:
@@ -142,7 +143,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def step_seconds(run: Run) -> float | None:
-    """The median over the intervals between records: a pause or a validation does not count."""
+    """Return the median time between records, so that pauses and validations do not count."""
     steps = [r for r in run.of("step") if r.get("seconds") is not None]
     pairs = [(b["seconds"] - a["seconds"], b["step"] - a["step"])
              for a, b in pairwise(steps)]  # fmt: skip
@@ -160,38 +161,55 @@ def tokens_per_second(run: Run) -> float | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Row minus base over the seeds that both finished."""
+    """Loss of a variant minus loss of its baseline, over the seeds that both finished."""
 
     mean: float
     n: int
     p: float | None
-    """Of a two-sided paired t-test; one seed has none."""
+    """Of a two-sided paired t-test, or None for one seed."""
 
     @property
-    def mark(self) -> str:
-        """One to three stars; no correction for how many rows are compared."""
-        return next((m for level, m in MARKS if self.p is not None and self.p < level), "")
+    def stars(self) -> str:
+        """One to three stars. No correction for the number of variants."""
+        return next((s for level, s in STARS if self.p is not None and self.p < level), "")
 
 
-def difference(row: Row, base: Row) -> Difference | None:
-    """Seed by seed; nothing if they share no finished seed."""
-    gaps = [row.losses[seed] - base.losses[seed] for seed in row.losses if seed in base.losses]
-    return Difference(fmean(gaps), len(gaps), t_test(gaps)) if gaps else None
+def difference(variant: Variant, base: Variant) -> Difference | None:
+    """Return the mean difference by seed, or None if they share no finished seed."""
+    gaps = [
+        variant.losses[seed] - base.losses[seed] for seed in variant.losses if seed in base.losses
+    ]
+    return Difference(fmean(gaps), len(gaps), p_value(gaps)) if gaps else None
 
 
-def bases(rows: Sequence[Row]) -> list[Row]:
-    """What each row is compared with: the first one, or the first at its scale if that has more.
+def p_value(gaps: Sequence[float]) -> float | None:
+    """Return the p value of a two-sided paired t-test, or None for fewer than two pairs.
 
-    If the first belongs to a sweep, the best of that sweep stands for it: no one is helped by a
-    comparison with a learning rate that nobody would use.
+    gaps: the differences between the pairs
     """
-    lines = sweep(rows, AXES[0])
-    first: dict[str, Row] = {}
+    if len(gaps) < 2:
+        return None
+    if stdev(gaps) == 0:  # scipy warns and returns nan here
+        return 0.0 if fmean(gaps) else 1.0
+    from scipy.stats import ttest_1samp  # slow to import
+
+    return float(ttest_1samp(gaps, 0.0).pvalue)
+
+
+def bases(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the baseline of each variant.
+
+    The baseline is the first variant. If the variants have several scales, and a scale has several
+    variants, each scale has its own. If the first variant belongs to a sweep, the best variant of
+    that sweep is the baseline, because nobody would use a poor learning rate.
+    """
+    lines = sweep(variants, AXES[0])
+    first: dict[str, Variant] = {}
     for line in lines:
         first.setdefault(scale(line.job), line.head)
-    if len(first) == len(lines):  # the scale is what is compared
-        return [lines[0].head] * len(rows)
-    return [first[scale(row.job)] for row in rows]
+    if len(first) == len(lines):  # the variants differ in scale only
+        return [lines[0].head] * len(variants)
+    return [first[scale(variant.job)] for variant in variants]
 
 
 def scale(job: Record) -> str:
@@ -202,59 +220,59 @@ def scale(job: Record) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One optimizer along an axis. At each value, the best row over the other axes."""
+class SweepLine:
+    """One optimizer along an axis. Each point is the best variant over the other axes."""
 
     label: str
     job: Record
-    points: list[tuple[float, Row]]
+    points: list[tuple[float, Variant]]
     tried: int
-    """Rows that the points were chosen from."""
+    """Number of variants that the points were chosen from."""
 
     @property
-    def best(self) -> tuple[float, Row] | None:
-        known = [(x, row) for x, row in self.points if row.mean is not None]
+    def best(self) -> tuple[float, Variant] | None:
+        known = [(x, variant) for x, variant in self.points if variant.mean is not None]
         return min(known, key=lambda point: _loss(point[1]), default=None)
 
     @property
-    def head(self) -> Row:
-        """The row that stands for the line: its best one, or the first if none has finished."""
+    def head(self) -> Variant:
+        """The best variant of the line, or the first one if none has finished."""
         return self.best[1] if self.best else self.points[0][1]
 
     @property
     def edge(self) -> bool:
-        """The best value is the first or the last one tried: a better one may lie beyond."""
+        """Whether the best value is the first or the last one, so a better one may lie outside."""
         ends = [self.points[0][0], self.points[-1][0]]
         return len(self.points) > 1 and self.best is not None and self.best[0] in ends
 
 
-def sweep(rows: Sequence[Row], axis: str) -> list[Line]:
-    """A line for each variant that differs from the others by more than the axes."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(labels.key(labels.variant(row.job, AXES)), []).append(row)
-    jobs = [labels.variant(group[0].job, AXES) for group in groups.values()]
+def sweep(variants: Sequence[Variant], axis: str) -> list[SweepLine]:
+    """Return one line for each set of variants that differ in the axes only."""
+    groups: dict[str, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(labels.key(labels.without_seed(variant.job, AXES)), []).append(variant)
+    jobs = [labels.without_seed(group[0].job, AXES) for group in groups.values()]
     named = zip(labels.labels(jobs), jobs, groups.values(), strict=True)
-    return [Line(label, job, _points(group, axis), len(group)) for label, job, group in named]
+    return [SweepLine(label, job, _points(group, axis), len(group)) for label, job, group in named]
 
 
-def swept(lines: Iterable[Line]) -> bool:
+def swept(lines: Iterable[SweepLine]) -> bool:
     return any(len(line.points) > 1 for line in lines)
 
 
-def _points(rows: Iterable[Row], axis: str) -> list[tuple[float, Row]]:
-    at: dict[float, Row] = {}
-    for row in rows:
-        x = float(row.job.get(axis) or 0)
-        at[x] = min(at.get(x, row), row, key=_loss)
+def _points(variants: Iterable[Variant], axis: str) -> list[tuple[float, Variant]]:
+    at: dict[float, Variant] = {}
+    for variant in variants:
+        x = float(variant.job.get(axis) or 0)
+        at[x] = min(at.get(x, variant), variant, key=_loss)
     return sorted(at.items(), key=lambda point: point[0])
 
 
-def _loss(row: Row) -> float:
-    return math.inf if row.mean is None else row.mean
+def _loss(variant: Variant) -> float:
+    return math.inf if variant.mean is None else variant.mean
 
 
-def best(rows: Sequence[Row], axis: str) -> dict[str, float]:
-    """Of each swept line, the value of the axis with the lowest loss."""
-    lines = [line for line in sweep(rows, axis) if len(line.points) > 1]
+def best(variants: Sequence[Variant], axis: str) -> dict[str, float]:
+    """Return the best value of the axis for each line with several points."""
+    lines = [line for line in sweep(variants, axis) if len(line.points) > 1]
     return {line.label: line.best[0] for line in lines if line.best}

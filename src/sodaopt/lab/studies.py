@@ -1,7 +1,7 @@
-"""The paper's figures and tables as rows that can be run, at its own scale or at a small one.
+"""The paper's figures and tables as lists of jobs, at the paper's scale or at a small one.
 
-A cell is one point of a figure or one number of a table: a label, the settings that make it, and
-the baseline whose learning rate it uses. A new figure is a new entry of STUDIES.
+A cell is one point of a figure or one number of a table. It has a label, its settings, and the
+baseline whose learning rate it uses. To add a figure, add an entry to STUDIES.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from .job import Job
 
 @dataclass(frozen=True)
 class Scale:
-    """At which size the studies run, and how much is spent on them."""
+    """Model sizes, horizons and seeds of the studies."""
 
     preset: str
     sizes: tuple[tuple[str, dict[str, Any]], ...]
-    """Labels and settings of the models from small to large."""
+    """Labels and settings of the models, from small to large."""
     horizons: tuple[str, ...]
     seeds: int
     lr: dict[str, float]
-    """Learning rates of the baselines; where they are tuned, the middle of the first grid."""
+    """Learning rates of the baselines. If they are tuned, the middle of the first grid."""
     tuned: bool
+    """Whether the learning rates of the baselines are tuned first."""
     about: str
 
 
@@ -48,21 +49,24 @@ SCALES = {
         3,
         {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
         True,
-        "6.8M parameters, half a minute a run on one H200; learning rates of baselines are tuned",
+        "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: its column, its settings, and whose learning rate it takes."""
+    """One number of a study.
+
+    base: the baseline whose learning rate this cell uses
+    """
 
     column: str
     optimizer: str
     base: str
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def job(self, scale: Scale, row: Row, seed: int, lr: float | None) -> Job:
+    def job(self, scale: Scale, row: TableRow, seed: int, lr: float | None) -> Job:
         values: dict[str, Any] = {
             "preset": scale.preset,
             "optimizer": self.optimizer,
@@ -73,8 +77,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of a table: a horizon or a size."""
+class TableRow:
+    """A row of a table: a horizon or a model size."""
 
     label: str
     settings: dict[str, Any]
@@ -86,21 +90,21 @@ class Study:
 
     title: str
     cells: tuple[Cell, ...]
-    rows: Callable[[Scale], Sequence[Row]]
+    rows: Callable[[Scale], Sequence[TableRow]]
     kind: str = "table"
     """table, curves (loss against steps), or an axis such as wd."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """Columns whose difference the study is about: (the one, what it is compared with)."""
+    """Pairs of columns to compare: (column, its baseline)."""
     published: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Row by row, what the paper prints."""
+    """The numbers in the paper, by row."""
 
 
-def horizons(scale: Scale) -> list[Row]:
-    return [Row(h, {"horizon": h}) for h in scale.horizons]
+def horizons(scale: Scale) -> list[TableRow]:
+    return [TableRow(h, {"horizon": h}) for h in scale.horizons]
 
 
-def sizes(scale: Scale) -> list[Row]:
-    return [Row(label, settings | {"horizon": "1x"}) for label, settings in scale.sizes]
+def sizes(scale: Scale) -> list[TableRow]:
+    return [TableRow(label, settings | {"horizon": "1x"}) for label, settings in scale.sizes]
 
 
 def _cell(column: str, optimizer: str, base: str, **settings: Any) -> Cell:
@@ -204,13 +208,13 @@ STUDIES = {
     "table-hyperparameters": Study(
         "Table: the settings of each optimizer, run once",
         (ADAM, MUON, USCION, SCION, DAGGER),
-        lambda scale: [Row("1x", {"horizon": "1x"})],
+        lambda scale: [TableRow("1x", {"horizon": "1x"})],
     ),
 }
 
 DEFINITIONS = {
-    "table-instances": "the rows of the zoo, compared with other implementations: make parity",
+    "table-instances": "the zoo, compared with other implementations: make parity",
     "table-norms": "the norms and their lmo, checked by tests/geometry/test_geometry.py",
     "theory": "bounds and rates on convex problems: sodaopt theory",
 }
-"""Tables of the paper that are definitions: nothing to train."""
+"""Parts of the paper without a training run."""

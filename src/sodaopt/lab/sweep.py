@@ -1,8 +1,8 @@
-"""Many jobs, each a row: a plain record with a folder of its own. Finished ones are not repeated.
+"""Run many jobs. Each job has a folder of its own, and finished jobs are not repeated.
 
-An executor is a function from rows to their ends, in whatever order they come. The one here runs
-them in processes of this machine; one that sends `Row.text()` to a cluster and watches the folders
-would do as well.
+An executor is a function that takes trials and yields their outcomes in any order. `Local` runs
+them in processes on this machine. An executor for a cluster would send `Trial.text()` to a node,
+call `work(text)` there, and watch the folders.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .records import Run
 
 
 @dataclass(frozen=True)
-class Row:
-    """A job and where it runs."""
+class Trial:
+    """A job with its folder and its execution settings."""
 
     job: Job
     folder: Path
     execution: Execution = field(default_factory=Execution)
 
     def text(self) -> str:
-        """As JSON, for whoever runs it."""
+        """Return the trial as JSON. `parse` reads it."""
         return json.dumps(
             {
                 "job": asdict(self.job),
@@ -49,7 +49,7 @@ class Row:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Row:
+    def parse(cls, text: str) -> Trial:
         values = json.loads(text)
         job = values["job"]
         if job.get("fade"):
@@ -57,38 +57,40 @@ class Row:
         return cls(Job(**job), Path(values["folder"]), Execution(**values["execution"]))
 
     def run(self) -> Run | None:
-        """What its folder says by now; none if it was never begun or cannot be read, which whoever
-        runs it is told."""
+        """Return the recorded run, or None if it has not started or cannot be read.
+
+        Training in the folder reports an unreadable record as an error.
+        """
         with suppress(OSError, ValueError):
             return records.begun(self.folder)
         return None
 
 
 class Outcome(NamedTuple):
-    """A row that came to an end: its run, or why there is none."""
+    """A trial that has ended, with its run or with the error that prevented it."""
 
-    row: Row
+    trial: Trial
     run: Run | None
     error: str = ""
 
 
-Executor: TypeAlias = Callable[[Sequence[Row]], Iterator[Outcome]]
+Executor: TypeAlias = Callable[[Sequence[Trial]], Iterator[Outcome]]
 
 
-def rows(jobs: Sequence[Job], folder: Path, execution: Execution, vocab: int) -> list[Row]:
-    """One row for each different job, in order."""
+def make_trials(jobs: Sequence[Job], folder: Path, execution: Execution, vocab: int) -> list[Trial]:
+    """Return one trial for each distinct job, in order."""
     found = {resolve(job, vocab).key: job for job in jobs}
-    return [Row(job, folder / key, execution) for key, job in found.items()]
+    return [Trial(job, folder / key, execution) for key, job in found.items()]
 
 
 def grid(job: Job, over: dict[str, Sequence[Any]]) -> list[Job]:
-    """Every combination of these settings: the last one varies fastest."""
+    """Return the job with every combination of these settings. The last setting varies fastest."""
     return [vary(job, **dict(zip(over, values, strict=True))) for values in product(*over.values())]
 
 
-def left(found: Sequence[Row]) -> list[Row]:
-    """The rows that are not done."""
-    return [row for row in found if (run := row.run()) is None or not run.done]
+def unfinished(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that are not done."""
+    return [trial for trial in trials if (run := trial.run()) is None or not run.done]
 
 
 # -- one machine ----------------------------------------------------------------------------------
@@ -96,32 +98,36 @@ def left(found: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Local:
-    """Worker processes on this machine; each runs rows one after another and keeps what it has
-    compiled. One that dies takes only its own row with it: another takes its place."""
+    """Run trials in worker processes on this machine.
+
+    A worker runs one trial after another and keeps its compiled code. A worker that dies loses
+    only its own trial, and a new worker replaces it.
+    """
 
     workers: int = 1
     poll: Callable[[], None] = lambda: None
-    """Called a few times a second while rows run."""
+    """Called a few times a second while trials run."""
 
-    def __call__(self, todo: Sequence[Row]) -> Iterator[Outcome]:
+    def __call__(self, todo: Sequence[Trial]) -> Iterator[Outcome]:
         queue = list(todo)
         free = [(slot, _worker()) for slot in range(min(self.workers, len(queue)))]
-        busy: dict[Future[str], tuple[Row, int, ProcessPoolExecutor]] = {}
+        busy: dict[Future[str], tuple[Trial, int, ProcessPoolExecutor]] = {}
         try:
             while queue or busy:
                 while queue and free:
-                    row, (slot, worker) = queue.pop(0), free.pop()
-                    placed = replace(row, execution=row.execution.placed(slot))
-                    with _held():
-                        busy[worker.submit(work, placed.text())] = row, slot, worker
+                    trial, (slot, worker) = queue.pop(0), free.pop()
+                    placed = replace(trial, execution=trial.execution.placed(slot))
+                    with _interrupt_blocked():
+                        busy[worker.submit(work, placed.text())] = trial, slot, worker
                 for future in [f for f in busy if f.done()]:
-                    row, slot, worker = busy.pop(future)
+                    trial, slot, worker = busy.pop(future)
                     dead = isinstance(future.exception(), BrokenProcessPool)
                     free.append((slot, _worker() if dead else worker))
-                    yield _outcome(row, future)
+                    yield _outcome(trial, future)
                 self.poll()
                 time.sleep(0.1)
-        finally:  # Ctrl-C may have reached this process alone: the rows that run are saved
+        finally:
+            # Ctrl-C may have reached this process only. The workers must save their trials too.
             for _, _, worker in busy.values():
                 _stop(worker)
             for worker in [w for _, w in free] + [w for _, _, w in busy.values()]:
@@ -129,27 +135,32 @@ class Local:
 
 
 START = "spawn"
-"""How workers start: a fork of a process that has used CUDA cannot use it."""
+"""Start method of the workers. A forked process cannot use CUDA if its parent has used it."""
 STOP = signal.SIGUSR1
-"""Not SIGINT, of which a second one ends a row at once. It ends a worker that still starts."""
+"""Signal that asks a worker to save its trial and stop. SIGINT does not work: a second SIGINT ends
+the trial at once. SIGUSR1 ends a worker that has not installed its handlers yet."""
 
 
 def _worker() -> ProcessPoolExecutor:
-    """One process, begun with its first row."""
+    """Return a pool of one process. The process starts with its first trial."""
     context = multiprocessing.get_context(START)
     return ProcessPoolExecutor(1, context, initializer=_begin)
 
 
 def _stop(worker: ProcessPoolExecutor) -> None:
-    """Its row is saved and left."""
+    """Ask a worker to save its trial and stop.
+
+    `_processes` is private, and no public function names the processes of a pool. If it goes, let
+    `_begin` report the process id through a queue.
+    """
     for pid in list(worker._processes or {}):
         with suppress(ProcessLookupError):
             os.kill(pid, STOP)
 
 
 @contextmanager
-def _held() -> Iterator[None]:
-    """Ctrl-C waits, also in a process that is started here, until it can handle it."""
+def _interrupt_blocked() -> Iterator[None]:
+    """Block Ctrl-C here and in a process that starts here, until that process can handle it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -157,58 +168,61 @@ def _held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_asked = False
-_busy = threading.Lock()
+_stop_requested = False
+_working = threading.Lock()
 
 
 def _begin() -> None:
-    """Ctrl-C reaches the workers too: a row that runs is saved and left, one that waits is not
-    begun. So does the end of the command that started them, even if it was killed."""
+    """Prepare a worker process.
+
+    Ctrl-C reaches the workers too: a running trial is saved, and a waiting trial does not start.
+    The same happens when the parent process ends, even if it was killed.
+    """
     for number in (signal.SIGINT, STOP):
-        signal.signal(number, _remember)
+        signal.signal(number, _request_stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    threading.Thread(target=_follow, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _remember(number: int, frame: Any) -> None:
-    global _asked
-    _asked = True
+def _request_stop(number: int, frame: Any) -> None:
+    global _stop_requested
+    _stop_requested = True
 
 
-def _follow() -> None:
-    global _asked
+def _end_with_parent() -> None:
+    global _stop_requested
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    _asked = True
-    with _busy:  # its row is saved by then
+    _stop_requested = True
+    with _working:  # free once the trial is saved
         os._exit(1)
 
 
 def work(text: str) -> str:
-    """Run a row, given as JSON; the error, if one stopped it."""
+    """Run a trial given as JSON. Return the error that stopped it, or an empty string."""
     from .train import train
 
-    row = Row.parse(text)
-    with _busy:
-        if _asked:
-            return "not begun"
+    trial = Trial.parse(text)
+    with _working:
+        if _stop_requested:
+            return "not started"
         try:
-            train(row.job, row.folder, row.execution, stop=lambda: _asked)
+            train(trial.job, trial.folder, trial.execution, stop=lambda: _stop_requested)
         except torch.OutOfMemoryError:
             return NO_MEMORY
-        except Exception as e:  # whatever it is, the other rows go on
+        except Exception as e:  # any error: the other trials must go on
             return f"{type(e).__name__}: {e}"
     return ""
 
 
-def _outcome(row: Row, future: Future[str]) -> Outcome:
+def _outcome(trial: Trial, future: Future[str]) -> Outcome:
     run: Run | None = None
     try:
         error = future.result()
-        run = row.run()
+        run = trial.run()
     except BrokenProcessPool:
         error = "its process was killed (out of memory?)"
     except Exception as e:
         error = f"{type(e).__name__}: {e}"
-    return Outcome(row, run, error)
+    return Outcome(trial, run, error)

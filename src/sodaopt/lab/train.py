@@ -1,8 +1,8 @@
-"""Train one job in its folder: claim it, take it up where it was left, stop when asked.
+"""Train one job in its folder: lock the folder, resume from a checkpoint, stop on request.
 
-NAME/run.jsonl                what happened, as it happens
-NAME/checkpoints/step-*.pt    the last two, while it runs
-NAME/weights.pt               the trained weights, when it is done
+NAME/run.jsonl                the records, written during the run
+NAME/checkpoints/step-*.pt    the last two checkpoints, until the run is done
+NAME/weights.pt               the trained weights, once the run is done
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from . import checkpoint, records
 from .data import Dataset, Windows, open_data
-from .execution import Execution, World, world
-from .job import Job, Plan, resolve
+from .execution import Execution, World, join_world
+from .job import Job, ResolvedJob, resolve
 from .progress import Progress, Silent
 from .records import Run
 from .training import Training
@@ -28,7 +28,7 @@ DATA = Path("runs/data")
 
 
 class Refused(ValueError):
-    """A run that must not be started as asked."""
+    """The run must not start in this folder."""
 
 
 def train(
@@ -40,64 +40,69 @@ def train(
 ) -> Run:
     """Train the job in its folder, from its last checkpoint if there is one.
 
-    stop: asked after each step; where it answers yes the run is saved and left.
+    stop: called after each step. If it returns True, the run is saved and stops.
     """
     device = execution.target()
     if execution.threads:
         torch.set_num_threads(execution.threads)
-    among, say = world(device), progress or Silent()
-    data = _opened(job, among)
-    plan = resolve(job, data.vocab)
-    with _claimed(folder, among), _stopping(stop) as stopped:
+    ranks = join_world(device)
+    data = _opened(job, ranks)
+    resolved = resolve(job, data.vocab)
+    with _locked(folder, ranks), _stop_on_signal(stop) as stopped:
         if run := records.begun(folder):
-            _same(run, plan, folder)
-            _same_data(run, data, plan, folder)
+            _check_same_job(run, resolved, folder)
+            _check_same_data(run, data, resolved, folder)
             if run.done:
-                if run.finished and among.first:
-                    checkpoint.clear(folder)  # if it was killed before it did
+                if run.finished and ranks.first:
+                    checkpoint.clear(folder)  # the run may have been killed before it did this
                 return run
-        training = Training(plan, data, folder, execution, device, among, say, stopped)
-        training.run()
-    among.wait()
+        shown = progress or Silent()
+        Training(resolved, data, folder, execution, device, ranks, shown, stopped).run()
+    ranks.wait()
     return records.read(folder)
 
 
-def _opened(job: Job, among: World) -> Dataset:
-    """Rank 0 first: it may have to make the shards."""
-    if not among.first:
-        among.wait()
+def _opened(job: Job, ranks: World) -> Dataset:
+    """Open the data set, on rank 0 first, because it may have to make the shards."""
+    if not ranks.first:
+        ranks.wait()
     data = open_data(job.dataset, DATA)
-    if among.first:
-        among.wait()
+    if ranks.first:
+        ranks.wait()
     return data
 
 
-def _same(run: Run, plan: Plan, folder: Path) -> None:
-    ours, theirs = _normal(plan.record()), run.job
-    differ = sorted(k for k in ours if ours[k] != theirs.get(k))
+def _check_same_job(run: Run, resolved: ResolvedJob, folder: Path) -> None:
+    asked, found = _as_json(resolved.record()), run.job
+    differ = sorted(k for k in asked if asked[k] != found.get(k))
     if differ:
-        what = ", ".join(f"{k} {theirs.get(k)} -> {ours[k]}" for k in differ)
-        raise Refused(f"{folder} holds another run ({what}): choose another --out, or remove it")
-
-
-def _same_data(run: Run, data: Dataset, plan: Plan, folder: Path) -> None:
-    """A data set that was made anew under its old name is another one."""
-    before = run.head.get("data", {}).get("fingerprint")
-    if before not in (None, Windows(data.train, plan.shape.context).fingerprint()):
+        changes = ", ".join(f"{k} {found.get(k)} -> {asked[k]}" for k in differ)
         raise Refused(
-            f"{folder} holds a run on other data than {data.name} has now: choose another --out, "
-            "or remove it"
+            f"{folder} contains another run ({changes}): choose another --out, or remove the folder"
         )
 
 
-def _normal(record: dict[str, Any]) -> dict[str, Any]:
+def _check_same_data(run: Run, data: Dataset, resolved: ResolvedJob, folder: Path) -> None:
+    """Raise if the data set was replaced by another one with the same name."""
+    before = run.head.get("data", {}).get("fingerprint")
+    if before not in (None, Windows(data.train, resolved.shape.context).fingerprint()):
+        raise Refused(
+            f"{folder} contains a run on an earlier data set {data.name}: choose another --out, "
+            "or remove the folder"
+        )
+
+
+def _as_json(record: dict[str, Any]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
 @contextmanager
-def _claimed(folder: Path, among: World) -> Iterator[None]:
-    """Two processes must not write one run. The system releases the lock of a killed process."""
-    if not among.first:
+def _locked(folder: Path, ranks: World) -> Iterator[None]:
+    """Lock the folder, because two processes must not write one run.
+
+    The system releases the lock of a killed process.
+    """
+    if not ranks.first:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,26 +110,29 @@ def _claimed(folder: Path, among: World) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(f"{folder} is being written by another process") from None
+            raise Refused(f"another process is writing to {folder}: choose another --out") from None
         yield
 
 
 @contextmanager
-def _stopping(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the run after the current step, saved; a second one at once."""
-    asked = False
+def _stop_on_signal(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether to stop: if `stop` does, or after Ctrl-C or SIGTERM.
+
+    A second signal ends the run at once, without saving.
+    """
+    requested = False
 
     def handle(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
+        requested = True
 
     before: dict[int, Any] = {}
-    with suppress(ValueError):  # not in the main thread: somebody else handles signals
+    with suppress(ValueError):  # only the main thread can handle signals
         before |= {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked or stop()
+        yield lambda: requested or stop()
     finally:
         for s, h in before.items():
             signal.signal(s, h)

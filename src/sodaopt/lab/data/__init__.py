@@ -1,4 +1,4 @@
-"""Data for training: tokenised text in shards, and batches from them."""
+"""Training data: tokenised text in shards, and batches of it."""
 
 from .corpus import open_data
 from .dataset import Dataset

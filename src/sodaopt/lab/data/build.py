@@ -1,7 +1,7 @@
-"""From documents to a folder of shards, all or nothing.
+"""Make a folder of shards from documents, completely or not at all.
 
-Documents are encoded as they are read, by several threads, into one long file of ids; from there
-they are copied to the shards in shuffled order. So the text is never in memory as a whole.
+Several threads encode the documents into one long file of ids. The documents are then copied to
+the shards in shuffled order. The text is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from .staging import staged
 from .tokenizer import FILE, GPT2, Tokenizer
 
 META, FORMAT = "meta.json", 1
-CHECKED = "checked.json"  # what was found out about shards that have no meta.json
+CHECKED = "checked.json"  # the largest id of each shard
 SHARD_TOKENS = 100_000_000
 BATCH = 1 << 20  # characters that a thread encodes at a time
-CHUNK = 1 << 26  # ids looked at in a go
-Tell = Callable[[int], None]  # bytes of the input that were read since the last time
+CHUNK = 1 << 26  # ids to read at a time
+Tell = Callable[[int], None]  # called with the number of input bytes since the last call
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a data set is made of."""
+    """The inputs and the settings of a data set."""
 
     train: Sequence[Path]
     tokenizer: Tokenizer
     val: Sequence[Path] = ()
     val_fraction: float = 0.01
-    """The part of `train` that becomes validation data if `val` is empty."""
+    """Fraction of `train` that becomes validation data if `val` is empty."""
     shard_tokens: int = SHARD_TOKENS
     workers: int = os.cpu_count() or 1
     seed: int = 0
@@ -49,7 +49,7 @@ class Recipe:
 
 
 def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda _: None) -> None:
-    """Make the data set; where anything fails, the folder is as it was before."""
+    """Make the data set. After an error, the folder is unchanged."""
     if replace:
         check_replaceable(out)
     with staged(out, replace) as folder:
@@ -62,12 +62,15 @@ def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda 
 
 
 def check_replaceable(out: Path) -> None:
-    """Only a data set is ever replaced, never a folder that happens to have its name."""
-    ours = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin")
+    """Raise if the folder is not a data set, so that nothing else is ever overwritten."""
+    known = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin")
     inside = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    other = [name for name in inside if not ours.fullmatch(name)]
+    other = [name for name in inside if not known.fullmatch(name)]
     if other:
-        raise DataError(f"{out} is not replaced, since it holds other files: {', '.join(other)}")
+        raise DataError(
+            f"{out} contains other files ({', '.join(other)}) and is not replaced: "
+            "choose another --out"
+        )
 
 
 def _meta(recipe: Recipe, shards: dict[str, Any]) -> dict[str, Any]:
@@ -88,12 +91,12 @@ def _meta(recipe: Recipe, shards: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shards(recipe: Recipe, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Write the shards of both kinds; what meta.json says about each."""
+    """Write the shards for training and validation. Return their entries in meta.json."""
     ids = _encoded(recipe, recipe.train, folder / "train.ids", tell)
     documents = _documents(ids, recipe.tokenizer.eot)
     documents = documents[permutation(len(documents), recipe.seed)]
     if recipe.val:
-        # Validation data is read in order, so that it is the same whatever the seed.
+        # Validation data is not shuffled, so it is the same for every seed.
         val_ids = _encoded(recipe, recipe.val, folder / "val.ids", tell)
         val = _documents(val_ids, recipe.tokenizer.eot)
     else:
@@ -108,7 +111,7 @@ def _shards(recipe: Recipe, folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def _encoded(recipe: Recipe, files: Sequence[Path], path: Path, tell: Tell) -> Ids:
-    """The ids of all documents in the order of the files, each after the separator."""
+    """Write the ids of all documents in order, each after the separator. Return them."""
     batches = _batches(files, recipe.tokenizer.splittable, tell)
     with path.open("wb") as file, ThreadPoolExecutor(recipe.workers) as pool:
         jobs = (pool.submit(_encode, recipe.tokenizer, batch) for batch in batches)
@@ -117,7 +120,7 @@ def _encoded(recipe: Recipe, files: Sequence[Path], path: Path, tell: Tell) -> I
 
 
 def _drain(jobs: Iterable[Future[Ids]], ahead: int, file: BinaryIO) -> None:
-    """Write results in order, with so many jobs ahead that the threads have work."""
+    """Write results in order, and keep `ahead` jobs queued so that no thread waits."""
     waiting: deque[Future[Ids]] = deque()
     for job in jobs:
         waiting.append(job)
@@ -127,7 +130,7 @@ def _drain(jobs: Iterable[Future[Ids]], ahead: int, file: BinaryIO) -> None:
         file.write(job.result().data)
 
 
-Part = tuple[str, bool]  # text, and whether a document begins with it
+Part = tuple[str, bool]  # text, and whether it is the start of a document
 
 
 def _batches(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[list[Part]]:
@@ -152,21 +155,24 @@ def _parts(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[Part]:
 
 
 def _encode(tokenizer: Tokenizer, batch: list[Part]) -> Ids:
-    rows = tokenizer.encode_batch([text for text, _ in batch])
+    encoded = tokenizer.encode_batch([text for text, _ in batch])
     eot, none = np.array([tokenizer.eot], np.uint16), np.empty(0, np.uint16)
-    pairs = ((eot if begins else none, row) for (_, begins), row in zip(batch, rows, strict=True))
+    pairs = ((eot if start else none, ids) for (_, start), ids in zip(batch, encoded, strict=True))
     return np.concatenate([part for pair in pairs for part in pair])
 
 
 def _documents(ids: Ids, eot: int) -> Indices:
-    """Where each document begins and ends: nothing but the separator has its id."""
+    """Return the start and the end of each document, as found by the separator's id."""
     steps = range(0, len(ids), CHUNK)
     begins = np.concatenate([np.flatnonzero(ids[k : k + CHUNK] == eot) + k for k in steps])
     return np.stack([begins, np.append(begins[1:], len(ids))], axis=1)
 
 
 def _divided(documents: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Training and validation: whole documents, or the end of the longest if none is so short."""
+    """Split documents into training and validation data.
+
+    Validation data is whole documents, or the end of the longest one if all are too long.
+    """
     lengths = documents[:, 1] - documents[:, 0]
     most = int(fraction * lengths.sum())
     count = int(np.searchsorted(np.cumsum(lengths), most, side="right"))
@@ -179,10 +185,10 @@ def _divided(documents: Indices, fraction: float) -> tuple[Indices, Indices]:
 
 
 def _written(folder: Path, kind: str, ids: Ids, spans: Indices, most: int) -> dict[str, Any]:
-    """Shards of about the same size, since a last one that is tiny might hold no window."""
+    """Write shards of about the same size. A tiny last shard might not contain a window."""
     total = int((spans[:, 1] - spans[:, 0]).sum())
     if total < 2:
-        raise DataError(f"there is too little text for {kind} data: {total} tokens")
+        raise DataError(f"too little text for {kind} data: {total} tokens, but it needs 2 or more")
     size = -(-total // -(-total // most))
     shards = {}
     for number, part in enumerate(_filled(ids, spans, size)):
@@ -193,7 +199,7 @@ def _written(folder: Path, kind: str, ids: Ids, spans: Indices, most: int) -> di
 
 
 def _filled(ids: Ids, spans: Indices, size: int) -> Iterator[Ids]:
-    """The spans after each other in a buffer, each time it is full."""
+    """Copy the spans into a buffer. Yield the buffer each time it is full, and at the end."""
     buffer, used = np.empty(size, np.uint16), 0
     for begin, end in spans.tolist():
         while begin < end:

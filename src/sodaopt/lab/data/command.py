@@ -1,4 +1,4 @@
-"""`sodaopt data`: make, fetch and look at data sets."""
+"""`sodaopt data`: make, download and inspect data sets."""
 
 from __future__ import annotations
 
@@ -24,64 +24,66 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepare:
-    """Make a data set from files of text.
+    """Make a data set from text files.
 
-    .txt or any other text: documents are separated by lines <|endoftext|>, or a file is one.
-    .jsonl: each line is a document, its field "text". Each may be compressed: .xz, .zst, .gz."""
+    .jsonl: each line is a document, in the field "text".
+    .txt and other text: lines <|endoftext|> separate documents. Without them, a file is a document.
+    Files may be compressed: .xz, .zst, .gz."""
 
     files: Positional[tuple[Path, ...]]
-    """The files."""
+    """The text files."""
     vocab: int | None = None
-    """Words of the tokenizer that is trained on the text (a byte-level BPE); 8192 if not given."""
+    """Vocabulary of a new byte-level BPE tokenizer, trained on the text. Default: 8192."""
     tokenizer: str | None = None
-    """Train none: gpt2, or a tokenizer.json."""
+    """An existing tokenizer instead of a new one: gpt2, or a tokenizer.json."""
     val: tuple[Path, ...] = ()
-    """Files of validation text."""
+    """Files with validation text."""
     val_fraction: float = 0.01
-    """Without such files: the part of the documents that is set apart for validation."""
+    """Fraction of the documents for validation, without --val."""
     out: Path | None = None
-    """The folder to make; runs/data/NAME after the first file if not given."""
+    """Folder of the data set. Default: runs/data/NAME, named after the first file."""
     shard_tokens: str = "100M"
-    """Tokens in a shard, at most."""
+    """Most tokens in a shard."""
     workers: int = os.cpu_count() or 1
-    """Threads that encode."""
+    """Number of threads."""
     seed: int = 0
-    """Of the order of the documents."""
+    """Seed of the order of the documents."""
     licence: str = ""
-    """A note that stays with the data set."""
+    """Licence of the text, a note in meta.json."""
     force: bool = False
-    """Replace the data set that is there."""
+    """Replace an existing data set."""
 
     def run(self) -> int:
-        return _told(self._run)
+        return _report_errors(self._run)
 
     def _run(self, console: Console) -> int:
-        plan = prepare.Plan(
+        options = prepare.PrepareOptions(
             self.files, self.out or prepare.default_out(self.files), self.vocab, self.tokenizer,
             self.val, self.val_fraction, prepare.count(self.shard_tokens), self.workers,
             self.seed, self.licence, self.force,
         )  # fmt: skip
-        with _progress(console, plan.size) as (stage, tell):
-            data = prepare.prepare(plan, stage, tell)
+        with _progress(console, options.size) as (stage, tell):
+            data = prepare.prepare(options, stage, tell)
         _print(console, f"{data.folder}: {_summary(data)}")
         return 0
 
 
 @dataclass
 class Download:
-    """Get shards of FineWeb from the Hugging Face Hub (200 MB each)."""
+    """Download shards of FineWeb from the Hugging Face Hub (200 MB each)."""
 
     name: Positional[Literal["fineweb10B", "fineweb100B"]]
-    """Which."""
+    """Name of the data set."""
     shards: Positional[int] = 9
-    """Shards for training, 100 M tokens each: up to 103 of fineweb10B, 1030 of fineweb100B."""
+    """Number of training shards, 100 M tokens each: up to 103 for fineweb10B, 1030 for
+    fineweb100B."""
     out: Path | None = None
-    """The folder; runs/data/NAME if not given."""
+    """Folder of the data set. Default: runs/data/NAME."""
     endpoint: str | None = None
-    """A mirror of the hub; HF_ENDPOINT if not given."""
+    """Address of a mirror of the hub. Default: HF_ENDPOINT."""
 
     def run(self) -> int:
-        return _told(self._run)
+        return _report_errors(self._run)
 
     def _run(self, console: Console) -> int:
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -97,15 +99,15 @@ class Download:
 
 @dataclass
 class Info:
-    """Say what a data set holds, or which there are."""
+    """Describe a data set, or list all of them."""
 
     name: Positional[str] = ""
-    """A name or a folder; all if not given."""
+    """Name or folder of a data set. Default: list all."""
     verify: bool = False
     """Compare the checksums of the shards with those in meta.json."""
 
     def run(self) -> int:
-        return _told(self._run)
+        return _report_errors(self._run)
 
     def _run(self, console: Console) -> int:
         if not self.name:
@@ -118,7 +120,9 @@ class Info:
             _print(console, line)
         if self.verify and not damaged:
             shards = len(data.meta.get("shards", {}))
-            _print(console, f"{shards} checksums are right" if shards else "it has no checksums")
+            _print(
+                console, f"{shards} checksums are right" if shards else "meta.json has no checksums"
+            )
         return 1 if damaged else 0
 
 
@@ -129,8 +133,8 @@ Data = (
 )
 
 
-def _told(run: Callable[[Console], int]) -> int:
-    """Run, and say in a line what is wrong with the data or the disk."""
+def _report_errors(run: Callable[[Console], int]) -> int:
+    """Run a command. Print errors of the data or the disk as one line."""
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=132)
@@ -157,14 +161,14 @@ def _shards(paths: list[Path]) -> str:
 
 
 def _all(root: Path) -> Table:
-    """The known data sets and those in the folder."""
+    """Return a table of the known data sets and those in the folder."""
     from rich.table import Table
 
-    table = Table("name", "here", "what", "licence", "how to get it")
+    table = Table("name", "here", "content", "licence", "how to get it")
     for name in [*KNOWN, *sorted(set(here(root)) - set(KNOWN))]:
         known = KNOWN.get(name)
-        row = (known.about, known.licence, known.command) if known else ("your own", "", "")
-        table.add_row(name, _state(root, name), *row)
+        about = (known.about, known.licence, known.command) if known else ("your own", "", "")
+        table.add_row(name, _state(root, name), *about)
     return table
 
 
@@ -174,7 +178,7 @@ def _state(root: Path, name: str) -> str:
     try:
         return f"{open_data(name, root).train_tokens / 1e6:,.1f} M tokens"
     except DataError:
-        return "not whole"
+        return "damaged or incomplete"
 
 
 def _one(data: Dataset) -> Table:
@@ -183,24 +187,24 @@ def _one(data: Dataset) -> Table:
     table = Table(show_header=False, title=data.name, title_justify="left")
     known = KNOWN.get(data.name)
     sources = ", ".join(source["file"] for source in data.meta.get("sources", []))
-    rows = {
+    facts = {
         "folder": data.folder,
         "training": f"{data.train_tokens:,} tokens in {_shards(data.train)}",
         "validation": f"{data.val_tokens:,} tokens in {_shards(data.val)}",
-        "vocabulary": f"{data.vocab:,} words",
+        "vocabulary": f"{data.vocab:,} tokens",
         "tokenizer": data.tokenizer_name,
         "licence": data.meta.get("licence") or (known.licence if known else "not given"),
         "made from": sources or (known.about if known else "not given"),
         "made by": f"sodaopt {data.meta['sodaopt']}" if data.meta else "others (no meta.json)",
     }
-    for name, value in rows.items():
+    for name, value in facts.items():
         table.add_row(name, str(value))
     return table
 
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[tuple[prepare.Stage, build.Tell]]:
-    """A bar on a terminal, a line every tenth elsewhere."""
+    """Show a bar on a terminal, or a line for every tenth of the input."""
     if not console.is_terminal:
         yield lambda text: _print(console, text), _tenths(console, total)
         return

@@ -1,4 +1,4 @@
-"""Data sets by name: the one in the package, those that can be downloaded, and your own."""
+"""Find data sets by name: the one in the package, downloaded ones, and your own."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ SMALL = {"train": ASSETS / "small_train.txt.xz", "val": ASSETS / "small_val.txt.
 
 @dataclass(frozen=True)
 class Known:
-    """A data set that can be had by name."""
+    """A data set with a fixed name, and how to get it."""
 
     about: str
     licence: str
     command: str
     own: bool = False
-    """What is in it is for whoever makes it to choose."""
+    """Whether the user makes it from text of their own."""
 
 
 KNOWN = {
     EMBEDDED: Known(
         "US State of the Union addresses from 1850 on, and Moby-Dick",
         "public domain (files PDDL 1.0, contents CC0)",
-        "in the package; made at first use",
+        "included, prepared at first use",
     ),
     "fineweb10B": Known(
         "10.3 G tokens of FineWeb, as GPT-2's ids",
@@ -57,7 +57,7 @@ KNOWN = {
 
 
 def open_data(name_or_path: str, root: Path = ROOT) -> Dataset:
-    """`embedded`, a folder, or the name of a folder under `root`."""
+    """Open `embedded`, a folder, or the name of a folder under `root`."""
     name = str(name_or_path)
     if name == EMBEDDED:
         return _embedded(root / EMBEDDED)
@@ -70,27 +70,27 @@ def open_data(name_or_path: str, root: Path = ROOT) -> Dataset:
 def _absent(name: str, root: Path) -> str:
     if name in KNOWN:
         verb = "make" if KNOWN[name].own else "get"
-        return f"{name} is not in {root} yet; {verb} it with: {KNOWN[name].command}"
+        return f"{name} is not in {root}: {verb} it with {KNOWN[name].command}"
     text = unknown("data set", name, {*KNOWN, *here(root)})
     near = get_close_matches(name, KNOWN, n=1)
     if near and near[0] not in here(root):
         return f"{text} ({KNOWN[near[0]].command})"
-    return f"{text}; make one with: sodaopt data prepare FILES --vocab N --out {root}/NAME"
+    return f"{text}. Make one with: sodaopt data prepare FILES --vocab N --out {root}/NAME"
 
 
 def here(root: Path) -> list[str]:
-    """The names of the folders under root."""
+    """Return the names of the folders under root."""
     return sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
 
 
 def _embedded(folder: Path) -> Dataset:
-    """The package's own corpus; tokenised at first use, and again if the package has another."""
+    """Open the package's corpus. It is tokenised at first use, and again if it has changed."""
     stale = folder.exists() and not _is_current(folder)
     if stale or not folder.exists():
         inner = tokenizer.load(tokenizer.FILE, ASSETS)
         licence = f"{KNOWN[EMBEDDED].licence}; sources: assets/NOTICE"
         recipe = Recipe([SMALL["train"]], inner, [SMALL["val"]], licence=licence)
-        with suppress(FileExistsError):  # another process made it meanwhile
+        with suppress(FileExistsError):  # another process has made it in the meantime
             build(recipe, folder, replace=stale)
     return replace(open_folder(folder), name=EMBEDDED)
 
@@ -105,5 +105,5 @@ def _is_current(folder: Path) -> bool:
 
 
 def train_embedded_tokenizer() -> tokenizer.Tokenizer:
-    """The tokenizer of the package's corpus, anew; its `json` is assets/tokenizer.json."""
+    """Train the tokenizer of the package's corpus again. assets/tokenizer.json is its `json`."""
     return tokenizer.train(texts.documents(SMALL["train"]), EMBEDDED_VOCAB)

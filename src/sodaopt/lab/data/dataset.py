@@ -1,7 +1,7 @@
 """A data set: a folder with shards that have `train` or `val` in their names.
 
-meta.json says what is in them. A folder without it holds GPT-2's ids, as the published shards of
-FineWeb do. Everything that can be wrong with the files is found when the folder is opened.
+meta.json describes the shards. A folder without it contains GPT-2's ids, like the published shards
+of FineWeb. Opening a folder checks all of its files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("train", "val")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set that was checked: its shards are whole, and every id is in the vocabulary."""
+    """A checked data set: its shards are complete, and every id is in the vocabulary."""
 
     name: str
     folder: Path
@@ -42,13 +42,15 @@ class Dataset:
 
 
 def open_folder(folder: Path) -> Dataset:
-    """The data set in a folder; DataError with the reason where it is not whole."""
+    """Open the data set in a folder. Raise DataError if a file is missing or damaged."""
     if folder.name.endswith(ENDING):
-        raise DataError(f"{folder} was left by a `sodaopt data prepare` that was cut short")
+        raise DataError(
+            f"{folder} is the partial output of an interrupted `sodaopt data prepare`: remove it"
+        )
     files = {kind: shards_of(folder, kind) for kind in KINDS}
     for kind, found in files.items():
         if not found:
-            raise DataError(f"{folder} is no data set: it has no shard named like {kind}_*.bin")
+            raise DataError(f"{folder} is not a data set: it has no shard named {kind}_*.bin")
     meta = read_meta(folder)
     counts = {path: count_tokens(path) for found in files.values() for path in found}
     if meta:
@@ -62,13 +64,16 @@ def open_folder(folder: Path) -> Dataset:
 
 
 def shards_of(folder: Path, kind: str) -> list[Path]:
-    """fineweb_val_000000.bin is of the kind val: the last of the two words in its name counts."""
+    """Return the shards of a kind. fineweb_val_000000.bin is of the kind val.
+
+    If a name contains both words, the last one counts.
+    """
     found = ((re.findall("train|val", path.stem), path) for path in folder.glob("[!.]*.bin"))
     return sorted(path for words, path in found if words and words[-1] == kind)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """meta.json, empty if there is none."""
+    """Return the content of meta.json, or an empty dict if there is none."""
     path = folder / META
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
@@ -78,21 +83,21 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta = None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise DataError(
-            f"{path} is damaged or of another format than {FORMAT}: prepare the data set again "
+            f"{path} is damaged or does not have format {FORMAT}: prepare the data set again "
             f"(--force)"
         )
     return meta
 
 
 def _check_shards(folder: Path, meta: dict[str, Any], counts: dict[Path, int]) -> None:
-    """The shards that are there are those of meta.json."""
-    said = {name: shard["tokens"] for name, shard in meta["shards"].items()}
+    """Raise if the shards differ from those in meta.json."""
+    listed = {name: shard["tokens"] for name, shard in meta["shards"].items()}
     here = {path.name: count for path, count in counts.items()}
-    for name in sorted(said | here):
-        if said.get(name) != here.get(name):
+    for name in sorted(listed | here):
+        if listed.get(name) != here.get(name):
             raise DataError(
-                f"{folder / name}: it should have {said.get(name, 'no')} tokens according to "
-                f"{META}, and has {here.get(name, 'none')}; prepare the data set again (--force)"
+                f"{folder / name} has {here.get(name, 'no')} tokens, but {META} says "
+                f"{listed.get(name, 'none')}: prepare the data set again (--force)"
             )
 
 
@@ -102,19 +107,25 @@ def _check_ids(meta: dict[str, Any], counts: dict[Path, int], vocab: int) -> Non
             why = (
                 "prepare the data set again (--force)"
                 if meta
-                else f"a shard without {META} beside it must hold GPT-2's ids"
+                else f"without {META}, a shard must contain GPT-2's ids"
             )
-            raise DataError(f"{path} has the id {number}, and the vocabulary has {vocab}: {why}")
+            raise DataError(f"{path} has the id {number}, but the vocabulary has {vocab}: {why}")
 
 
 def _check_tokenizer(folder: Path, name: str, vocab: int) -> None:
     found = tokenizers.load(name, folder).vocab
     if found != vocab:
-        raise DataError(f"{folder / name} has {found} words, and {META} says {vocab}")
+        raise DataError(
+            f"{folder / name} has {found} tokens, but {META} says {vocab}: prepare the data set "
+            "again (--force)"
+        )
 
 
 def largest_ids(paths: list[Path]) -> dict[Path, int]:
-    """The largest id of each shard of a folder, remembered in checked.json: reading takes time."""
+    """Return the largest id of each shard of a folder.
+
+    Reading all ids takes time, so the results are kept in checked.json.
+    """
     memory = paths[0].parent / CHECKED
     known: dict[str, list[int]] = {}
     with suppress(FileNotFoundError, ValueError):
@@ -125,13 +136,13 @@ def largest_ids(paths: list[Path]) -> dict[Path, int]:
         entry = known.get(path.name, [])
         found[path.name] = entry if entry[:2] == stamp else [*stamp, largest_id(path)]
     if any(known.get(name) != entry for name, entry in found.items()):
-        with suppress(OSError):  # a folder that is not ours to write is checked again each time
+        with suppress(OSError):  # a read-only folder is checked again each time
             write_atomically(memory, [json.dumps(known | found, indent=1).encode()])
     return {path: found[path.name][2] for path in paths}
 
 
 def verify(data: Dataset) -> list[str]:
-    """What is wrong with the shards according to the checksums in meta.json."""
+    """Compare the shards with the checksums in meta.json. Return a message for each damaged one."""
     shards = data.meta.get("shards", {})
     files = [path for path in data.train + data.val if path.name in shards]
     return [

@@ -1,4 +1,4 @@
-"""`sodaopt data prepare`: any text to a data set."""
+"""`sodaopt data prepare`: make a data set from text files."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .dataset import Dataset, open_folder
 from .shards import DataError
 from .tokenizer import Tokenizer
 
-SAMPLE = 100_000_000  # characters a tokenizer is trained on; more changes few of its words
+SAMPLE = 100_000_000  # characters to train a tokenizer on: more changes few of its tokens
 VOCAB = 8192
 Stage = Callable[[str], None]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to make of which files; checked before anything is read."""
+class PrepareOptions:
+    """Input files and settings, checked before any file is read."""
 
     files: Sequence[Path]
     out: Path
@@ -38,13 +38,19 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.files:
-            raise DataError("name the files to prepare")
+            raise DataError("no files given: name the text files to prepare")
         if not 0 < self.val_fraction < 1:
             raise DataError(f"val-fraction must be between 0 and 1, got {self.val_fraction}")
         if self.workers < 1 or self.shard_tokens < 2:
-            raise DataError("workers must be at least 1, and shard-tokens at least 2")
+            raise DataError(
+                f"workers must be at least 1 and shard-tokens at least 2, got {self.workers} and "
+                f"{self.shard_tokens}"
+            )
         if self.tokenizer and self.vocab:
-            raise DataError(f"--vocab is for a new tokenizer, and {self.tokenizer} is a given one")
+            raise DataError(
+                f"--vocab {self.vocab} is for a new tokenizer: leave it out, or leave out "
+                f"--tokenizer {self.tokenizer}"
+            )
         if self.vocab is not None:
             tokenizer.check_vocab(self.vocab)
         self._check_files()
@@ -55,41 +61,45 @@ class Plan:
         for path in (*self.files, *self.val):
             texts.check_file(path)
             if path.resolve() in seen:
-                raise DataError(f"{path} is named twice")
+                raise DataError(f"{path} is named twice: remove one of the two")
             seen.add(path.resolve())
 
     @property
     def size(self) -> int:
-        """Bytes to read."""
+        """Number of bytes to read."""
         return sum(path.stat().st_size for path in (*self.files, *self.val))
 
 
 def prepare(
-    plan: Plan, stage: Stage = lambda _: None, tell: build.Tell = lambda _: None
+    options: PrepareOptions, stage: Stage = lambda _: None, tell: build.Tell = lambda _: None
 ) -> Dataset:
-    """Make a data set; `stage` is told what begins, and `tell` how many bytes more were read."""
+    """Make a data set.
+
+    stage: called with the name of each stage when it begins
+    tell: called with the number of input bytes since the last call
+    """
     recipe = build.Recipe(
-        plan.files, _tokenizer(plan, stage), plan.val, plan.val_fraction,
-        plan.shard_tokens, plan.workers, plan.seed, plan.licence,
+        options.files, _tokenizer(options, stage), options.val, options.val_fraction,
+        options.shard_tokens, options.workers, options.seed, options.licence,
     )  # fmt: skip
     stage("encoding")
     try:
-        build.build(recipe, plan.out, plan.force, tell)
+        build.build(recipe, options.out, options.force, tell)
     except FileExistsError as e:
-        raise DataError(f"{e}: another process made it meanwhile") from None
-    return replace(open_folder(plan.out), name=plan.out.name)
+        raise DataError(f"{e}: another process has made it in the meantime") from None
+    return replace(open_folder(options.out), name=options.out.name)
 
 
-def _tokenizer(plan: Plan, stage: Stage) -> Tokenizer:
-    if plan.tokenizer is not None:
-        return tokenizer.load(plan.tokenizer)
-    vocab = plan.vocab or VOCAB
-    stage(f"training a tokenizer of {vocab} words")
-    return tokenizer.train(sample(plan.files), vocab)
+def _tokenizer(options: PrepareOptions, stage: Stage) -> Tokenizer:
+    if options.tokenizer is not None:
+        return tokenizer.load(options.tokenizer)
+    vocab = options.vocab or VOCAB
+    stage(f"training a tokenizer of {vocab} tokens")
+    return tokenizer.train(sample(options.files), vocab)
 
 
 def sample(files: Sequence[Path], most: int = SAMPLE) -> Iterator[str]:
-    """The beginning of each file, the same share of each."""
+    """Yield the beginning of each file, with the same number of characters for each."""
     for path in files:
         left = most // len(files)
         parts = chain.from_iterable(texts.pieces(text) for text in texts.documents(path))
@@ -101,24 +111,24 @@ def sample(files: Sequence[Path], most: int = SAMPLE) -> Iterator[str]:
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Raise where the folder cannot be made, before any work is done."""
+    """Raise if the folder cannot be made, before any work is done."""
     known = KNOWN.get(out.name)
     if out.parent.resolve() == ROOT.resolve() and known and not known.own:
         raise DataError(f"{out.name} is the name of a known data set: choose another --out")
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file: choose another --out")
     if out.exists() and any(out.iterdir()) and not force:
-        raise DataError(f"{out} is already there: --force replaces it, or choose another --out")
+        raise DataError(f"{out} already exists: replace it with --force, or choose another --out")
     build.check_replaceable(out)
 
 
 def default_out(files: Sequence[Path]) -> Path:
-    """runs/data/NAME, after the first file."""
+    """Return runs/data/NAME, named after the first file."""
     return ROOT / (files[0].name.split(".")[0] if files else "")
 
 
 def count(text: str) -> int:
-    """'100M' -> 100000000."""
+    """Parse a number: '100M' -> 100000000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip().upper().replace("_", ""))
     if not match:
         raise DataError(f"{text!r} is not a number such as 5000, 100M or 1.5G")

@@ -1,7 +1,7 @@
-"""Shards: files of token ids, in the format of modded-nanogpt and llm.c.
+"""Read and write shards: files of token ids, in the format of modded-nanogpt and llm.c.
 
-256 int32 (magic 20240520, version 1, number of tokens, zeros), then the ids as uint16, all little
-endian. A shard is written under another name and renamed, so that one that is there is whole.
+A shard is 256 int32 (magic 20240520, version 1, number of tokens, zeros), then the ids as uint16,
+all little endian. It is written under another name and renamed, so an existing shard is complete.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ MAGIC, VERSION = 20240520, 1
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 MOST_IDS = 1 << 16  # ids are uint16
-CHUNK = 1 << 24  # ids looked at in a go, 32 MB
+CHUNK = 1 << 24  # ids to read at a time, 32 MB
+
+AGAIN = "Delete it, and download or prepare it again."
 
 Ids = npt.NDArray[np.uint16]
 
 
 class DataError(ValueError):
-    """Data that cannot be used as it is; the message says which file and what to do."""
+    """Data that cannot be used. The message names the file and the remedy."""
 
 
 def write_shard(path: Path, ids: npt.NDArray[Any]) -> str:
-    """Write ids to a shard; the sha256 of the file."""
+    """Write ids to a shard. Return the sha256 of the file."""
     if ids.ndim != 1 or ids.dtype.kind not in "ui":
-        raise DataError(f"{path}: ids must be a row of integers, not {ids.dtype} of {ids.shape}")
+        raise DataError(
+            f"{path}: ids must be a vector of integers, got {ids.dtype} of shape {ids.shape}"
+        )
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < MOST_IDS:
         raise DataError(f"{path}: ids must be in 0..{MOST_IDS - 1}, the range of uint16")
     header = np.zeros(HEADER_INTS, dtype="<i4")
@@ -46,7 +50,7 @@ def write_shard(path: Path, ids: npt.NDArray[Any]) -> str:
 
 
 def open_shard(path: Path) -> Ids:
-    """The ids of a shard, mapped into memory; DataError where it is not a whole shard."""
+    """Map the ids of a shard into memory. Raise DataError if the shard is not complete."""
     count = count_tokens(path)
     if not count:
         return np.empty(0, dtype="<u2")
@@ -54,7 +58,7 @@ def open_shard(path: Path) -> Ids:
 
 
 def count_tokens(path: Path) -> int:
-    """The number of tokens that the header of a shard names, checked against the file's size."""
+    """Return the number of tokens in the header of a shard, checked against the file's size."""
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
@@ -62,12 +66,14 @@ def count_tokens(path: Path) -> int:
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     if len(header) < HEADER_BYTES:
-        raise DataError(f"{path} is cut short: {size} bytes, and the header alone has 1024")
+        raise DataError(
+            f"{path} is cut short: it has {size} bytes, but the header has 1024. {AGAIN}"
+        )
     magic, version, count = (int(n) for n in np.frombuffer(header, dtype="<i4", count=3))
     if magic != MAGIC:
         raise DataError(f"{path} is not a shard of tokens: it begins with {magic}, not {MAGIC}")
     if version != VERSION:
-        raise DataError(f"{path} has version {version} of the format, and this reads {VERSION}")
+        raise DataError(f"{path} has version {version} of the format, but this reads {VERSION}")
     _check_size(path, count, size)
     return count
 
@@ -76,15 +82,15 @@ def _check_size(path: Path, count: int, size: int) -> None:
     wanted = HEADER_BYTES + 2 * count
     if count >= 0 and size == wanted:
         return
-    what = "cut short" if size < wanted else "not whole"
+    problem = "cut short" if size < wanted else "damaged"
     raise DataError(
-        f"{path} is {what}: its header names {count} tokens, which are {wanted} bytes, and it has "
-        f"{size}; delete it, and download or prepare it again"
+        f"{path} is {problem}: its header says {count} tokens, or {wanted} bytes, but it has "
+        f"{size} bytes. {AGAIN}"
     )
 
 
 def largest_id(path: Path) -> int:
-    """The largest id in a shard, -1 if it has none; read in chunks."""
+    """Return the largest id in a shard, or -1 if it is empty."""
     ids = open_shard(path)
     return max((int(ids[k : k + CHUNK].max()) for k in range(0, len(ids), CHUNK)), default=-1)
 

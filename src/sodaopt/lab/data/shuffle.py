@@ -1,4 +1,4 @@
-"""Permutations that stay the same for good: on every machine, with every version of numpy."""
+"""Permutations that are the same on every machine and with every version of numpy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Indices = npt.NDArray[np.int64]
 
 
 def permutation(n: int, seed: int, major: int = 0, minor: int = 0) -> Indices:
-    """0..n-1 in an order that depends on the three numbers alone.
+    """Return 0..n-1 in an order that depends on seed, major and minor only.
 
-    numpy may change what `Generator.permutation` gives, but not the words of Philox, which is a
-    published function of key and counter. The order is that of n such words of 64 bits.
+    The order is that of n 64-bit words of Philox, which is a published function of key and counter.
+    A new version of numpy may change `Generator.permutation`, but not Philox.
     """
     key = np.array([seed, major << 32 | minor], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(n)

@@ -1,4 +1,4 @@
-"""Folders that appear as a whole or not at all."""
+"""Make folders that appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ENDING = ".partial"
 
 @contextmanager
 def staged(out: Path, replace: bool = False) -> Iterator[Path]:
-    """A folder beside `out` to write into, which becomes `out` if all goes well.
+    """Yield a temporary folder next to `out`, and rename it to `out` at the end.
 
-    No lock: processes that make the same folder each write their own, and all but the first get
-    FileExistsError. What a killed process left is removed by the next one.
+    No lock is used. Processes that make the same folder each write their own, and all but the
+    first get FileExistsError. The folder of a killed process is removed by the next one.
     """
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
-    _sweep(out, host)
+    _remove_stale(out, host)
     folder = out.with_name(f".{out.name}.{host}.{os.getpid()}.{uuid4().hex[:8]}{ENDING}")
     folder.mkdir()
     try:
@@ -43,13 +43,13 @@ def _rename(folder: Path, out: Path) -> None:
         folder.rename(out)
     except OSError as e:
         if out.exists() and any(out.iterdir()):
-            raise FileExistsError(f"{out} is already there") from e
+            raise FileExistsError(f"{out} already exists") from e
         raise
 
 
 def _swap(folder: Path, out: Path) -> None:
     old = folder.with_name(f"{folder.name.removesuffix(ENDING)}.old{ENDING}")
-    with suppress(FileNotFoundError):  # another process is replacing it too
+    with suppress(FileNotFoundError):  # another process is replacing it as well
         out.rename(old)
     try:
         _rename(folder, out)
@@ -61,8 +61,8 @@ def _swap(folder: Path, out: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _sweep(out: Path, host: str) -> None:
-    """Remove what processes of this machine left that live no more."""
+def _remove_stale(out: Path, host: str) -> None:
+    """Remove the folders of killed processes of this machine."""
     start = f".{out.name}.{host}."
     for path in out.parent.glob(f"{start}*{ENDING}"):
         pid = path.name.removeprefix(start).split(".")[0]
@@ -71,7 +71,7 @@ def _sweep(out: Path, host: str) -> None:
 
 
 def _alive(pid: int) -> bool:
-    if sys.platform == "win32":  # there, signal 0 is no question
+    if sys.platform == "win32":  # Windows has no signal 0 to test a process
         return True
     try:
         os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Documents from files of text: plain, JSON lines, and either of them compressed."""
+"""Read documents from text files: plain text or JSON lines, optionally compressed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Seen = Callable[[int], None]
 
 
 def check_file(path: Path) -> None:
-    """Raise early, before an hour of work on the files before this one."""
+    """Raise if a file cannot be read, before the work on the files before it."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
@@ -36,10 +36,12 @@ def check_file(path: Path) -> None:
 
 
 def documents(path: Path, seen: Seen = lambda _: None) -> Iterator[str]:
-    """The documents of a file, in order; `seen` is told each time how many bytes more were read.
+    """Yield the documents of a file in order.
 
-    Text has a line `<|endoftext|>` between documents, or is one document. In JSON lines each line
-    is a document: its field "text".
+    Plain text has a line `<|endoftext|>` between documents, or is one document. In JSON lines, each
+    line is a document, in the field "text".
+
+    seen: called with the number of bytes since the last call
     """
     name = path.name.lower()
     for ending in PACKED:
@@ -55,7 +57,7 @@ def documents(path: Path, seen: Seen = lambda _: None) -> Iterator[str]:
                 empty = False
                 yield text
     if empty:
-        raise DataError(f"{path} holds no text")
+        raise DataError(f"{path} contains no text")
 
 
 def _lines(path: Path, raw: BinaryIO) -> Iterator[bytes]:
@@ -78,7 +80,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
 
 
 def _frames(raw: BinaryIO) -> Iterator[bytes]:
-    """A file of Zstandard frames, unpacked. The library's own reader ends a cut one silently."""
+    """Decompress a file of Zstandard frames. The library's own reader accepts an incomplete one."""
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
@@ -96,7 +98,7 @@ def _frames(raw: BinaryIO) -> Iterator[bytes]:
 
 
 class _Stream(io.RawIOBase):
-    """A file to read from, made of pieces."""
+    """A readable file made of chunks."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
         self.parts, self.rest = parts, memoryview(b"")
@@ -135,11 +137,11 @@ def _json_lines(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
         try:
             text = json.loads(line)["text"]
             if b"\\u" in line:
-                text.encode()  # half of a surrogate pair is no text
+                text.encode()  # raises for half of a surrogate pair
         except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         if not isinstance(text, str):
-            raise DataError(f'{path}, line {number}: not a JSON object with a "text" in it')
+            raise DataError(f'{path}, line {number}: expected a JSON object with a field "text"')
         yield text
 
 
@@ -152,10 +154,10 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def pieces(text: str, most: int = 1 << 20) -> Iterator[str]:
-    """A long document in parts that have the same tokens as the whole.
+    """Split a long document into parts that have the same tokens as the whole.
 
-    A newline between two characters that are not spaces is a word of its own in GPT-2's way to
-    split text, so that no token goes over it; with spaces around it, it may not be.
+    Parts end at a newline between two characters that are not spaces. GPT-2's rule for words makes
+    such a newline a word of its own, so no token crosses it.
     """
     begin = 0
     while len(text) - begin > most:

@@ -1,6 +1,7 @@
-"""Tokenizers: GPT-2's own, which needs no download, and byte-level BPEs trained on the data.
+"""Tokenizers: GPT-2's, which is in the package, and byte-level BPEs trained on the data.
 
-Text is encoded by tiktoken, which is several times as fast as `tokenizers`, whose files are used.
+The files are those of the library `tokenizers`. Text is encoded with tiktoken, which is several
+times faster.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ ASSETS = Path(__file__).parent / "assets"
 FILE = "tokenizer.json"
 GPT2, GPT2_VOCAB = "gpt2", 50257
 LEAST_VOCAB = 257  # the bytes, and the separator of documents
-# GPT-2's way to cut text into words, written so that it is fast (as in tiktoken).
+# GPT-2's rule for words, in the fast form of tiktoken.
 _WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. `<|endoftext|>` within text is text: only `eot` is the separator."""
+    """Encode text to ids and decode ids. `<|endoftext|>` in a text is not the separator `eot`."""
 
     vocab: int
     eot: int
     json: str | None
-    """What tokenizer.json holds, if the tokenizer is not known by its name."""
+    """Content of tokenizer.json, or None for a tokenizer that has a name."""
     splittable: bool
-    """Whether no token goes over a newline between two characters that are not spaces."""
+    """Whether no token crosses a newline between two characters that are not spaces."""
 
     def encode(self, text: str) -> list[int]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -59,12 +60,12 @@ class ByteBPE:
         return self.encoding.decode(ids)
 
     def encode_batch(self, texts: list[str]) -> list[Ids]:
-        rows = (self.encoding.encode_to_numpy(text, disallowed_special=()) for text in texts)
-        return [row.astype(np.uint16) for row in rows]
+        encoded = (self.encoding.encode_to_numpy(text, disallowed_special=()) for text in texts)
+        return [ids.astype(np.uint16) for ids in encoded]
 
 
-class Foreign:
-    """Any other tokenizer.json, by the `tokenizers` library."""
+class OtherTokenizer:
+    """Any other tokenizer.json, read by the library `tokenizers`."""
 
     splittable = False
 
@@ -77,7 +78,9 @@ class Foreign:
             raise DataError(f"{where} is not a tokenizer.json: {e}") from None
         eot = self.inner.token_to_id(EOT)
         if eot is None:
-            raise DataError(f"{where} has no token {EOT}, which separates the documents")
+            raise DataError(
+                f"{where} has no token {EOT}, which must separate the documents: add it"
+            )
         self.inner.encode_special_tokens = True  # as plain text
         self.vocab, self.eot = self.inner.get_vocab_size(), int(eot)
         self.json: str | None = text
@@ -94,7 +97,7 @@ class Foreign:
 
 
 def load(name: str, folder: Path = Path()) -> Tokenizer:
-    """`gpt2`, or a tokenizer.json in the folder."""
+    """Load `gpt2`, or a tokenizer.json in the folder."""
     if name == GPT2:
         return _gpt2()
     path = folder / name
@@ -102,7 +105,7 @@ def load(name: str, folder: Path = Path()) -> Tokenizer:
         return parse(path.read_text(encoding="utf-8"), path)
     except OSError as e:
         raise DataError(
-            f"there is no tokenizer {path} ({e.strerror}): name a {FILE}, or {GPT2}"
+            f"cannot read the tokenizer {path} ({e.strerror}): name a {FILE}, or {GPT2}"
         ) from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not a tokenizer.json: it is not UTF-8") from None
@@ -110,14 +113,17 @@ def load(name: str, folder: Path = Path()) -> Tokenizer:
 
 @cache
 def _gpt2() -> Tokenizer:
-    """The bytes have the first ids, in the order of their letters, then the merges theirs."""
+    """Load GPT-2's tokenizer. The bytes have the first ids, and the merges follow."""
     lines = (ASSETS / GPT2 / "vocab.bpe").read_text(encoding="utf-8").splitlines()
     words = [*_letters(), *(line.replace(" ", "") for line in lines[1:])]  # after the version
     return ByteBPE(_ranks({word: rank for rank, word in enumerate(words)}), GPT2_VOCAB - 1)
 
 
 def _letters() -> dict[str, int]:
-    """Byte-level BPEs write a byte as a letter: itself if it is one, else a letter from 256 on."""
+    """Return the letter that a byte-level BPE writes for each byte.
+
+    A printable byte is its own letter. The other bytes have letters from 256 on.
+    """
     printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
@@ -129,7 +135,7 @@ def _ranks(vocab: dict[str, int]) -> dict[bytes, int]:
 
 
 def parse(text: str, where: Path = Path(FILE)) -> Tokenizer:
-    """The tokenizer in the text of a tokenizer.json."""
+    """Make the tokenizer from the text of a tokenizer.json."""
     try:
         data = json.loads(text)
     except ValueError as e:
@@ -140,17 +146,20 @@ def parse(text: str, where: Path = Path(FILE)) -> Tokenizer:
         eot = vocab.pop(EOT)
         found = ByteBPE(_ranks(vocab), eot, text)
     else:
-        found = Foreign(text, where)
+        found = OtherTokenizer(text, where)
     if found.vocab > MOST_IDS:
-        raise DataError(f"{where} has {found.vocab} words, and a shard holds ids below {MOST_IDS}")
+        raise DataError(
+            f"{where} has {found.vocab} tokens, but a shard holds ids below {MOST_IDS}: use a "
+            "smaller vocabulary"
+        )
     return found
 
 
 def _is_plain(data: Any) -> bool:
     """Whether tiktoken gives the same ids as `tokenizers` for this file.
 
-    It does if each merge makes a word of its own, in the order of the ids, as training does. For
-    then a string is made of the same parts wherever it stands, and only one merge can complete it.
+    It does if each merge makes a new token, in the order of the ids, as training does. Then a token
+    is always made of the same parts, and only one merge can complete it.
     """
     try:
         model, words = data["model"], data["pre_tokenizer"]
@@ -177,13 +186,13 @@ def _is_plain(data: Any) -> bool:
 def check_vocab(vocab: int) -> None:
     if not LEAST_VOCAB <= vocab <= MOST_IDS:
         raise DataError(
-            f"vocab must be in {LEAST_VOCAB}..{MOST_IDS}, got {vocab}: there are 256 bytes and the "
-            f"separator at least, and a shard holds ids below {MOST_IDS}"
+            f"vocab must be in {LEAST_VOCAB}..{MOST_IDS}, got {vocab}: it contains 256 bytes and "
+            f"the separator, and a shard holds ids below {MOST_IDS}"
         )
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE: the separator (id 0), the bytes, and the merges that the texts call for."""
+    """Train a byte-level BPE: the separator (id 0), the bytes, and merges."""
     check_vocab(vocab)
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers

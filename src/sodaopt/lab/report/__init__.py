@@ -1,4 +1,4 @@
-"""A page, figures and a table from runs.
+"""Report on runs: an HTML page, figures, and a table for the terminal.
 
 write_report(records.find([Path("runs/mine")]), Path("report.html"), "Muon and SODA")
 """

@@ -1,4 +1,4 @@
-"""What the charts show, as plain data: the page draws it with uPlot, papers with matplotlib."""
+"""Compute the data of the charts. page.py draws them with uPlot, figures.py with matplotlib."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 from .. import labels
 from ..records import DIVERGED, Run
-from ..stats import AXES, SCALE, Line, Row, scale, status, sweep, swept
+from ..stats import AXES, SCALE, SweepLine, Variant, scale, status, sweep, swept
 
 POINTS = 1500
-"""The most points that a line is drawn with."""
+"""Most points of a curve."""
 BUDGET = 12_000
-"""Points of all lines of a chart together, which bounds the size of a page."""
+"""Most points of all curves of a chart, to limit the size of a page."""
 SMOOTH = 0.02
-"""Smoothing of the training loss, as a part of the run."""
+"""Window for smoothing the training loss, as a fraction of the run."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss along a run: the mean over seeds, and the range where there are several."""
+    """Loss along a run: the mean over seeds, and the range if there are several seeds."""
 
     label: str
     colour: int
     main: bool
-    """The best of its optimizer: shown at first where there are too many to show."""
+    """Whether it is the best variant of its optimizer. Only these are shown if there are many."""
     alone: bool
-    """A seed that diverged, where others of its variant did not."""
+    """Whether it is one diverged seed of a variant with other seeds."""
     steps: list[float]
     tokens: list[float]
     seconds: list[float]
@@ -38,33 +38,39 @@ class Curve:
     high: list[float]
 
 
-def colours(rows: Sequence[Row]) -> list[int]:
-    """A colour for each row. The best row of a sweep has the colour of its line in the sweep."""
-    heads = [line.head for line in sweep(rows, AXES[0])]
-    order = [*heads, *(row for row in rows if not any(row is head for head in heads))]
-    at = {id(row): j for j, row in enumerate(order)}
-    return [at[id(row)] for row in rows]
+def colours(variants: Sequence[Variant]) -> list[int]:
+    """Return a colour for each variant. The best one of a sweep has the colour of its line."""
+    heads = [line.head for line in sweep(variants, AXES[0])]
+    order = [
+        *heads,
+        *(variant for variant in variants if not any(variant is head for head in heads)),
+    ]
+    at = {id(variant): j for j, variant in enumerate(order)}
+    return [at[id(variant)] for variant in variants]
 
 
-def curves(rows: Sequence[Row], kind: str) -> list[Curve]:
-    """Of kind `val`, or `step` for the training loss, which is smoothed."""
-    heads, found = len(sweep(rows, AXES[0])), []
-    for row, colour in zip(rows, colours(rows), strict=True):
-        for label, runs in _drawn(row):
+def curves(variants: Sequence[Variant], kind: str) -> list[Curve]:
+    """Return the curves of the variants.
+
+    kind: 'val' for the validation loss, or 'step' for the smoothed training loss
+    """
+    heads, found = len(sweep(variants, AXES[0])), []
+    for variant, colour in zip(variants, colours(variants), strict=True):
+        for label, runs in _drawn(variant):
             curve = _curve(label, colour, colour < heads, runs, kind)
-            found.append(replace(curve, alone=label != row.label))
+            found.append(replace(curve, alone=label != variant.label))
     limit = max(100, min(POINTS, BUDGET // max(1, len(found))))
     return [thin(curve, limit) for curve in found if curve.steps]
 
 
-def _drawn(row: Row) -> list[tuple[str, list[Run]]]:
-    """A diverged seed among others gets its own line: a mean with it would say nothing."""
-    bad = [run for run in row.runs if status(run) == DIVERGED]
-    good = [run for run in row.runs if status(run) != DIVERGED]
+def _drawn(variant: Variant) -> list[tuple[str, list[Run]]]:
+    """Return the curves of a variant as (label, runs). A diverged seed is not part of the mean."""
+    bad = [run for run in variant.runs if status(run) == DIVERGED]
+    good = [run for run in variant.runs if status(run) != DIVERGED]
     if not bad or not good:
-        return [(row.label, row.runs)]
-    alone = [(f"{row.label}, seed {run.job.get('seed')} diverged", [run]) for run in bad]
-    return [(row.label, good), *alone]
+        return [(variant.label, variant.runs)]
+    alone = [(f"{variant.label}, seed {run.job.get('seed')} diverged", [run]) for run in bad]
+    return [(variant.label, good), *alone]
 
 
 def _curve(label: str, colour: int, main: bool, runs: Sequence[Run], kind: str) -> Curve:
@@ -91,13 +97,13 @@ def _curve(label: str, colour: int, main: bool, runs: Sequence[Run], kind: str) 
 
 
 def _along(at: dict[int, list[dict[str, Any]]], name: str) -> list[float]:
-    """The mean over seeds of tokens or seconds; nothing if a record does not have it."""
+    """Return the mean tokens or seconds over seeds, or an empty list if a step has none."""
     known = [[r[name] for r in at[step] if r.get(name) is not None] for step in sorted(at)]
     return [fmean(some) for some in known] if all(known) else []
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential average without the bias to the first value."""
+    """Return the exponential average, without a bias towards the first value."""
     keep = 1 - 1 / max(1.0, SMOOTH * len(values))
     total = weight = 0.0
     out = []
@@ -108,7 +114,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def thin(curve: Curve, limit: int) -> Curve:
-    """At most so many points, evenly spaced, with the first and the last."""
+    """Reduce a curve to `limit` evenly spaced points, including the first and the last."""
     count = len(curve.steps)
     if count <= limit:
         return curve
@@ -128,7 +134,7 @@ def thin(curve: Curve, limit: int) -> Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row at its place on the axis."""
+    """A variant as a point on the axis."""
 
     x: float
     loss: float | None
@@ -139,7 +145,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Trace:
-    """A line of a sweep. Level: it has no such setting, and holds for all its values."""
+    """A line of a sweep.
+
+    level: the optimizer does not have the setting, so the line is horizontal
+    edge: the best value is the first or the last one
+    """
 
     label: str
     colour: int
@@ -151,7 +161,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Panel:
-    """Loss against one setting. The axis is log2; a value of zero stands left of the others."""
+    """Loss against one setting. The axis is log2, with zero to the left of the other values."""
 
     axis: str
     title: str
@@ -160,20 +170,20 @@ class Panel:
     traces: list[Trace]
     range: tuple[float, float]
     chosen: str
-    """The other setting, if the best of several of its values was taken at each point."""
+    """The other setting, if each point is the best of several of its values, else empty."""
 
 
-def panels(rows: Sequence[Row]) -> list[Panel]:
-    """A panel for each swept setting and each scale of the runs."""
-    return [panel for axis in AXES for panel in _panels(rows, axis)]
+def panels(variants: Sequence[Variant]) -> list[Panel]:
+    """Return a panel for each swept setting and each scale of the runs."""
+    return [panel for axis in AXES for panel in _panels(variants, axis)]
 
 
-def _panels(rows: Sequence[Row], axis: str) -> list[Panel]:
-    lines = sweep(rows, axis)
+def _panels(variants: Sequence[Variant], axis: str) -> list[Panel]:
+    lines = sweep(variants, axis)
     scales: dict[str, list[int]] = {}
     for j, line in enumerate(lines):
         scales.setdefault(scale(line.job), []).append(j)
-    names = labels.telling([line.job for line in lines])
+    names = labels.distinguishing([line.job for line in lines])
     names = [name for name in names if name in SCALE]
     return [
         _panel([lines[j] for j in js], js, axis, labels.settings(lines[js[0]].job, names))
@@ -182,52 +192,52 @@ def _panels(rows: Sequence[Row], axis: str) -> list[Panel]:
     ]
 
 
-def _panel(lines: Sequence[Line], indices: Sequence[int], axis: str, title: str) -> Panel:
+def _panel(lines: Sequence[SweepLine], indices: Sequence[int], axis: str, title: str) -> Panel:
     values = sorted({x for line in lines if not _level(line, axis) for x, _ in line.points})
     at = dict(zip(values, positions(values), strict=True))
     inner = labels.labels([line.job for line in lines])
     named = zip(lines, indices, inner, strict=True)
     traces = [_trace(line, colour, label, axis, at) for line, colour, label in named]
-    ends = [end for line in lines for _, row in line.points for end in interval(row)]
+    ends = [end for line in lines for _, variant in line.points for end in interval(variant)]
     ticks, names = list(at.values()), [labels.value(v) for v in values]
     return Panel(axis, title, ticks, names, traces, window(ends or [0.0]), _chosen(lines, axis))
 
 
-def interval(row: Row) -> tuple[float, ...]:
-    spread = row.spread or 0.0
-    return () if row.mean is None else (row.mean - spread, row.mean + spread)
+def interval(variant: Variant) -> tuple[float, ...]:
+    spread = variant.spread or 0.0
+    return () if variant.mean is None else (variant.mean - spread, variant.mean + spread)
 
 
 def positions(values: Sequence[float]) -> list[float]:
-    """log2, with zero a little to the left of the smallest."""
+    """Return log2 of the values, with zero a little to the left of the smallest."""
     least = min((v for v in values if v > 0), default=1.0)
     return [math.log2(v) if v > 0 else math.log2(least) - 1.5 for v in values]
 
 
-def _level(line: Line, axis: str) -> bool:
-    """Only weight decay can be missing; every optimizer has a learning rate."""
+def _level(line: SweepLine, axis: str) -> bool:
+    """Whether the optimizer does not have the setting. All of them have a learning rate."""
     return axis == "wd" and [x for x, _ in line.points] == [0.0]
 
 
-def _trace(line: Line, colour: int, label: str, axis: str, at: dict[float, float]) -> Trace:
+def _trace(line: SweepLine, colour: int, label: str, axis: str, at: dict[float, float]) -> Trace:
     level = _level(line, axis)
     marks = [
-        Mark(0.0 if level else at[x], row.mean, row.spread, row.diverged, row.label)
-        for x, row in line.points
+        Mark(0.0 if level else at[x], variant.mean, variant.spread, variant.diverged, variant.label)
+        for x, variant in line.points
     ]
     several = len(line.points) > 1 and line.best is not None
     best = labels.value(line.best[0]) if several and line.best else ""
     return Trace(label, colour, level, marks, best, line.edge)
 
 
-def _chosen(lines: Iterable[Line], axis: str) -> str:
-    """The other axis, where a line had more rows to choose from than it has points."""
+def _chosen(lines: Iterable[SweepLine], axis: str) -> str:
+    """Return the other axis if a line has more variants than points, else an empty string."""
     several = any(line.tried > len(line.points) for line in lines)
     return next(other for other in AXES if other != axis) if several else ""
 
 
 def window(losses: Sequence[float]) -> tuple[float, float]:
-    """A range that shows the better half well; what lies far above it is marked at the edge."""
+    """Return a range that shows the better half well. Losses far above it are cut off."""
     low, middle, top = min(losses), median(losses), max(losses)
     high = min(top, low + 4 * (middle - low)) if middle > low else top
     margin = 0.08 * (high - low) or 0.01 * abs(low) or 1.0

@@ -1,4 +1,4 @@
-"""`sodaopt report`: a page, a table and figures from runs."""
+"""`sodaopt report`: write a page, a table and figures about runs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .page import kept
 
 @dataclass
 class Report:
-    """Compare runs on one page of HTML, which opens without a network; finished or not."""
+    """Compare runs on one HTML page, which needs no network. Runs may be unfinished."""
 
     runs: Positional[tuple[Path, ...]]
-    """Folders of runs, or folders that hold such folders."""
+    """Folders of runs, or folders that contain such folders."""
     out: Path | None = None
-    """The page; report.html in the first folder if not given."""
+    """File of the page. Default: report.html in the first folder."""
     title: str = ""
-    """Of the page; else that of the page in the folder, or the folder's name."""
+    """Title of the page. Default: the title of the existing page, or the name of the folder."""
     baseline: str = ""
-    """The optimizer whose rows come first: the others are compared with the first row."""
+    """Name of an optimizer. Its runs come first, and the first row is the baseline."""
     png: bool = False
-    """Also the charts as PNG, next to the page."""
+    """Also write the charts as PNG, next to the page."""
     svg: bool = False
-    """Also the charts as SVG."""
+    """Also write the charts as SVG."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -56,7 +56,7 @@ class Report:
         runs = find(self.runs, skip)
         if not runs:
             where = ", ".join(map(str, self.runs))
-            raise FileNotFoundError(f"no runs in {where}: there is no {FILE} in or under it")
+            raise FileNotFoundError(f"no runs in {where}: no {FILE} in or under it")
         names = {run.optimizer for run in runs}
         if self.baseline and self.baseline not in names:
             raise ValueError(unknown("baseline", self.baseline, names))
@@ -66,7 +66,7 @@ class Report:
         return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
 
     def _title(self, runs: Sequence[Run]) -> str:
-        """Of the page that is there, if it was one of these runs."""
+        """Return the title of the existing page if it shows these runs, else a new title."""
         title, shown = kept(self.runs[0])
         same = {run.folder.resolve() for run in runs} <= {path.resolve() for path in shown}
         return title if title and same else _name(self.runs)
@@ -75,13 +75,13 @@ class Report:
         kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]
         if not kinds:
             return []
-        from ..stats import rows
+        from ..stats import group_by_variant
         from .figures import draw
 
-        return draw(rows(runs), out.with_suffix(""), kinds)
+        return draw(group_by_variant(runs), out.with_suffix(""), kinds)
 
 
 def _name(folders: Sequence[Path]) -> str:
-    """'runs/muon-sweep' -> 'muon sweep'"""
+    """Make a title of folder names: 'runs/muon-sweep' -> 'muon sweep'."""
     names = [folder.resolve().name for folder in folders]
     return ", ".join(name.replace("-", " ").replace("_", " ") for name in names)

@@ -1,6 +1,6 @@
-"""The charts of the page as PNG and SVG, for papers.
+"""Draw the charts of the page as PNG and SVG, for papers.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart.
+Colour-blind readers can distinguish the colours, which are Okabe and Ito's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sodaopt._figures import STYLE
 
 from ..labels import pretty
-from ..stats import Row
+from ..stats import Variant
 from .charts import Curve, Mark, Panel, Trace, curves, panels
 
 if TYPE_CHECKING:
@@ -24,23 +24,23 @@ LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
 NAMES = {"lr": "learning rate", "wd": "weight decay"}
 
 
-def draw(rows: Sequence[Row], stem: Path, kinds: Sequence[str]) -> list[Path]:
-    """STEM-val.KIND and, where a setting was swept, STEM-lr.KIND and STEM-wd.KIND."""
+def draw(variants: Sequence[Variant], stem: Path, kinds: Sequence[str]) -> list[Path]:
+    """Write STEM-val.KIND, and STEM-lr.KIND and STEM-wd.KIND for swept settings."""
     from matplotlib import rc_context
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Panel]] = {}
-    for panel in panels(rows):
+    for panel in panels(variants):
         found.setdefault(panel.axis, []).append(panel)
     with rc_context(STYLE):
-        drawn = {"val": trajectories(curves(rows, "val"))} if curves(rows, "val") else {}
+        drawn = {"val": trajectories(curves(variants, "val"))} if curves(variants, "val") else {}
         drawn |= {axis: sweeps(some) for axis, some in found.items()}
         return [_save(f, stem, name, kind) for name, f in drawn.items() for kind in kinds]
 
 
 def _save(figure: Figure, stem: Path, name: str, kind: str) -> Path:
     path = stem.with_name(f"{stem.name}-{name}.{kind}")
-    # a date would make every run a change of the file
+    # Without a date, the same data gives the same file.
     figure.savefig(path, dpi=200, metadata={"Date": None} if kind == "svg" else None)
     return path
 
@@ -50,13 +50,13 @@ def style(colour: int) -> dict[str, Any]:
     return {"color": COLOURS[at[0]], "linestyle": LINES[at[1]]}
 
 
-# dollars in a label are not mathematics
-def _words(label: str) -> str:
+def _escaped(label: str) -> str:
+    """Escape dollar signs, which matplotlib takes for mathematics."""
     return pretty(label).replace("$", r"\$")
 
 
 def trajectories(found: Sequence[Curve]) -> Figure:
-    """Loss against steps, with the range over seeds."""
+    """Draw loss against steps, with the range over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
@@ -64,7 +64,7 @@ def trajectories(found: Sequence[Curve]) -> Figure:
     shown = [c for c in found if c.main] if len(found) > len(COLOURS) else found
     for curve in shown:
         look = style(curve.colour) | ({"linestyle": ":"} if curve.alone else {})
-        ax.plot(curve.steps, curve.loss, label=_words(curve.label), **look)
+        ax.plot(curve.steps, curve.loss, label=_escaped(curve.label), **look)
         if curve.low:
             colour = COLOURS[curve.colour % len(COLOURS)]
             ax.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.16, lw=0)
@@ -74,20 +74,21 @@ def trajectories(found: Sequence[Curve]) -> Figure:
 
 
 def _settled(found: Sequence[Curve]) -> tuple[float, float]:
-    """Without the steep start, which would leave no room for the rest."""
+    """Return a range of losses without the steep start."""
     last = max(curve.steps[-1] for curve in found)
     pairs = [list(zip(c.steps, c.loss, strict=True)) for c in found]
     settled = [[y for x, y in pair if x >= 0.15 * last] for pair in pairs]
-    few = max(map(len, settled)) < 3  # so few show nothing without their start
+    few = max(map(len, settled)) < 3  # too few points to leave out the start
     kept = [ys for ys in ([c.loss for c in found] if few else settled) if ys]
     low, high, first = min(map(min, kept)), max(map(max, kept)), max(ys[0] for ys in kept)
-    high = min(high, first + 0.25 * (first - low)) if first > low else high  # what diverges leaves
+    if first > low:  # cut off a diverging curve
+        high = min(high, first + 0.25 * (first - low))
     margin = 0.05 * (high - low) or 0.01 * abs(high) or 0.1
     return low - margin, high + margin
 
 
 def sweeps(found: Sequence[Panel]) -> Figure:
-    """Final loss against one setting, a panel for each scale."""
+    """Draw final loss against one setting, in a panel for each scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(found), 3.6), layout="constrained")
@@ -95,7 +96,7 @@ def sweeps(found: Sequence[Panel]) -> Figure:
         ax = figure.add_subplot(1, len(found), j + 1)
         for trace in panel.traces:
             _trace(ax, trace, panel)
-        ax.set(title=_words(panel.title), xlabel=NAMES[panel.axis], ylabel="final loss",
+        ax.set(title=_escaped(panel.title), xlabel=NAMES[panel.axis], ylabel="final loss",
                ylim=panel.range)  # fmt: skip
         ax.set_xticks(panel.ticks, [pretty(name) for name in panel.names])
         ax.legend()
@@ -104,7 +105,7 @@ def sweeps(found: Sequence[Panel]) -> Figure:
 
 def _trace(ax: Axes, trace: Trace, panel: Panel) -> None:
     known = [mark for mark in trace.marks if mark.loss is not None]
-    look, label = style(trace.colour), _words(trace.label)
+    look, label = style(trace.colour), _escaped(trace.label)
     if trace.level:
         for mark in known:
             ax.axhline(mark.loss or 0.0, label=label, **look | {"linestyle": "--"})
@@ -112,11 +113,11 @@ def _trace(ax: Axes, trace: Trace, panel: Panel) -> None:
         return
     losses, spreads = [m.loss or 0.0 for m in known], [m.spread or 0.0 for m in known]
     ax.errorbar([m.x for m in known], losses, spreads, marker="o", label=label, **look)
-    # what diverged or lies beyond the axis is marked at the top
+    # Diverged runs and losses above the range have markers at the top.
     gone = [m.x for m in trace.marks if m.diverged]
     beyond = [m.x for m in known if (m.loss or 0.0) > panel.range[1] and not m.diverged]
     for xs, marker in ((gone, "x"), (beyond, "^")):
-        if xs:  # an empty line that is not clipped would stretch the layout
+        if xs:  # an empty line without clipping would stretch the layout
             ax.plot(xs, [panel.range[1]] * len(xs), marker, color=look["color"], clip_on=False)
 
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, which opens from a disk without a network."""
+"""Write the report as one HTML file that needs no other files and no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sodaopt import __version__
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
-from ..stats import Row, rows
+from ..stats import Variant, group_by_variant
 from . import charts, tables, text
 
 KEPT = "report.json"
@@ -29,13 +29,13 @@ SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
 
 
 def write_report(runs: Sequence[Run], out: Path, title: str, *, keep: bool = False) -> Path:
-    """Write the page. A reader sees the old one or the new one, never half of one.
+    """Write the page. Readers see the old page or the complete new one.
 
-    keep: also write its title and the order of its runs, for `sodaopt report` of the folder.
+    keep: also save its title and the order of its runs for `sodaopt report`
     """
     if not runs:
         raise ValueError("a report needs at least one run")
-    page = html(rows(runs), title)
+    page = html(group_by_variant(runs), title)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
     if keep:
@@ -45,15 +45,15 @@ def write_report(runs: Sequence[Run], out: Path, title: str, *, keep: bool = Fal
 
 
 def kept(folder: Path) -> tuple[str, list[Path]]:
-    """The title and the runs of the page in a folder, if they were kept."""
+    """Return the saved title and runs of the page in a folder, or an empty title and list."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
         return str(values["title"]), [folder / name for name in values["runs"]]
     return "", []
 
 
-def html(found: Sequence[Row], title: str) -> str:
-    runs = [run for row in found for run in row.runs]
+def html(found: Sequence[Variant], title: str) -> str:
+    runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
     parts = {
         "title": escape(title),
@@ -81,7 +81,7 @@ def asset(name: str) -> str:
 
 
 def headline(sentence: tuple[str, str]) -> str:
-    """Numbers stay with their ±, and p with its value."""
+    """Return a sentence as HTML, with no line breaks next to ± and =."""
     subject, rest = map(tables.show, sentence)
     for sign in ("±", "=", "&lt;"):
         rest = rest.replace(f" {sign} ", f"&nbsp;{sign}&nbsp;")
@@ -89,12 +89,15 @@ def headline(sentence: tuple[str, str]) -> str:
 
 
 def section(name: str, title: str, body: str) -> str:
-    """Nothing where there is nothing to show."""
+    """Return a section, or an empty string if its body is empty."""
     return f'<section id="{name}"><h2>{title}</h2>{body}</section>' if body else ""
 
 
 def policy(*scripts: str) -> str:
-    """The browser loads nothing and runs these scripts alone, whatever text a run has in it."""
+    """Return a policy that allows these scripts only, and no network.
+
+    It protects the reader if the text of a run contains HTML.
+    """
     digests = [hashlib.sha256(f"\n{script}\n".encode()).digest() for script in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
@@ -103,8 +106,8 @@ def policy(*scripts: str) -> str:
 # -- data -----------------------------------------------------------------------------------------
 
 
-def data(found: Sequence[Row]) -> dict[str, Any]:
-    """What the charts draw."""
+def data(found: Sequence[Variant]) -> dict[str, Any]:
+    """Return the data of the charts."""
     return {
         "val": [asdict(curve) for curve in charts.curves(found, "val")],
         "train": [asdict(curve) for curve in charts.curves(found, "step")],
@@ -113,13 +116,13 @@ def data(found: Sequence[Row]) -> dict[str, Any]:
 
 
 def embedded(value: Any) -> str:
-    """JSON in which no text can end the script element it stands in."""
+    """Return JSON for a script element. No text in it can end the element."""
     dense = json.dumps(_short(value), allow_nan=False, separators=(",", ":"))
     return dense.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _short(value: Any) -> Any:
-    """Seven digits are more than a chart shows. Labels get their superscripts."""
+    """Round numbers to seven digits, more than a chart shows. Labels get superscripts."""
     if isinstance(value, dict):
         return {k: _short(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -131,7 +134,7 @@ def _short(value: Any) -> Any:
 
 
 def facts(runs: Sequence[Run]) -> list[str]:
-    """The line below the title: what was run on what, as far as it is the same for all."""
+    """Return the facts below the title that are the same for all runs."""
     heads = [tables.facts(run) for run in runs]
 
     def same(part: str, name: str) -> Any:
@@ -159,7 +162,7 @@ def _counted(runs: Sequence[Run]) -> str:
 
 
 def _day(times: Iterable[Any]) -> str:
-    """The day of the latest run; a time is seconds or begins with a date."""
+    """Return the date of the latest run. A time is in seconds or begins with a date."""
     known = sorted(_date(t) for t in times if t)
     return known[-1] if known else ""
 

@@ -1,4 +1,4 @@
-"""The tables of the page as HTML. Everything that comes from a run is escaped."""
+"""Format the tables of the page as HTML. All text from runs is escaped."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 from sodaopt.layers.table import size
 
-from ..labels import differing, pretty, telling, value
+from ..labels import differing, distinguishing, pretty, value
 from ..records import FINISHED, Record, Run
-from ..stats import AXES, Row, status, sweep
+from ..stats import AXES, Variant, status, sweep
 from . import charts, text
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
-"""Eight colours can be told apart: from the ninth line on, dashes help. See also chart.js."""
+"""Dashes of lines. Readers can distinguish eight colours, so more lines need dashes. chart.js has
+the same list."""
 HUES = 8
-MANY = 12  # rows of a table that is shown whole
+MANY = 12  # most rows of a table without folding
 RESULTS = ("variant", "val loss", "", "n", "difference", "p", "ms/step", "tokens/s", "state",
            "status")  # fmt: skip
-DOTS = 110  # width of the little chart in the table, in pixels
-SAMPLE = 1500  # characters
+DOTS = 110  # width of the small chart in the table, in pixels
+SAMPLE = 1500  # most characters of a sample
 
 
 def show(label: object) -> str:
-    """Words of a run, safe and with superscripts."""
+    """Escape a text of a run, and use superscripts."""
     return escape(pretty(str(label)))
 
 
@@ -33,7 +34,7 @@ def minus(number: str) -> str:
 
 
 def swatch(colour: int) -> str:
-    """A piece of the line in the charts."""
+    """Return a piece of the variant's line in the charts."""
     dash = DASHES[colour // HUES % len(DASHES)]
     return (f'<svg class="swatch hue{colour % HUES}" viewBox="0 0 22 8" aria-hidden="true">'
             f'<line x1="1" y1="4" x2="21" y2="4" stroke-dasharray="{dash}"/></svg>')  # fmt: skip
@@ -42,70 +43,79 @@ def swatch(colour: int) -> str:
 # -- results --------------------------------------------------------------------------------------
 
 
-def results(rows: Sequence[Row]) -> str:
-    """The headline table; of long sweeps the best rows, with all of them to unfold."""
-    heads = [line.head for line in sweep(rows, AXES[0])]
-    if len(rows) <= MANY or len(heads) == len(rows):
-        return _results(rows, rows)
-    best = [row for row in rows if any(row is head for head in heads)]
-    fold = f"<details><summary>All {len(rows)} variants</summary>{_results(rows, rows)}</details>"
-    return _results(rows, best) + fold
+def results(variants: Sequence[Variant]) -> str:
+    """Return the headline table. A long sweep shows its best variants, and folds the others."""
+    heads = [line.head for line in sweep(variants, AXES[0])]
+    if len(variants) <= MANY or len(heads) == len(variants):
+        return _results(variants, variants)
+    best = [variant for variant in variants if any(variant is head for head in heads)]
+    summary = f"<summary>All {len(variants)} variants</summary>"
+    everything = f"<details>{summary}{_results(variants, variants)}</details>"
+    return _results(variants, best) + everything
 
 
-def _results(rows: Sequence[Row], shown: Sequence[Row]) -> str:
-    means = [row.mean for row in shown if row.mean is not None]
-    ends = [end for row in shown for end in charts.interval(row)]
+def _results(variants: Sequence[Variant], shown: Sequence[Variant]) -> str:
+    means = [variant.mean for variant in shown if variant.mean is not None]
+    ends = [end for variant in shown for end in charts.interval(variant)]
     reach = charts.window(ends) if ends else (0.0, 1.0)
     body = "".join(
-        _result(line, colour, reach, line.row.mean is not None and line.row.mean == min(means))
-        for line, colour in zip(text.lines(rows), charts.colours(rows), strict=True)
-        if any(line.row is row for row in shown)
+        _result(
+            line, colour, reach, line.variant.mean is not None and line.variant.mean == min(means)
+        )
+        for line, colour in zip(text.comparisons(variants), charts.colours(variants), strict=True)
+        if any(line.variant is variant for variant in shown)
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in RESULTS)
     return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _result(line: text.Line, colour: int, reach: tuple[float, float], best: bool) -> str:
-    row = line.row
-    mark = f'<span class="mark">{line.difference.mark}</span>' if line.difference else ""
-    gap = "baseline" if row is line.base else minus(line.gap.rstrip("* ")) + mark
+def _result(line: text.Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
+    variant = line.variant
+    mark = f'<span class="mark">{line.difference.stars}</span>' if line.difference else ""
+    gap = "baseline" if variant is line.base else minus(line.gap.rstrip("* ")) + mark
     cells = [
         ("val loss", f'<b>{line.loss}</b> <span class="soft">{line.spread}</span>'),
-        ("dots", _dots(row, colour, reach)),
+        ("dots", _dots(variant, colour, reach)),
         ("n", line.n),
-        ("difference", gap if row is not line.base else f'<span class="soft">{gap}</span>'),
+        ("difference", gap if variant is not line.base else f'<span class="soft">{gap}</span>'),
         ("p", minus(line.p)),
-        ("ms/step", text.milliseconds(row.step_seconds)),
-        ("tokens/s", text.count(row.tokens_per_second)),
-        ("state", size(row.state_bytes or 0)),
-        ("status", f'<span class="{_tone(row)}">{escape(row.summary())}</span>'),
+        ("ms/step", text.milliseconds(variant.step_seconds)),
+        ("tokens/s", text.count(variant.tokens_per_second)),
+        ("state", size(variant.state_bytes or 0)),
+        ("status", f'<span class="{_tone(variant)}">{escape(variant.summary())}</span>'),
     ]
     body = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells)
-    name = f'<th scope="row">{swatch(colour)}<span>{show(row.label)}</span></th>'
+    name = f'<th scope="row">{swatch(colour)}<span>{show(variant.label)}</span></th>'
     return f"<tr{' class=best' if best else ''}>{name}{body}</tr>"
 
 
-def _tone(row: Row) -> str:
-    """A narrow screen leaves out what is fine."""
-    return "bad" if row.diverged else "soft fine" if row.statuses.keys() == {FINISHED} else "soft"
+def _tone(variant: Variant) -> str:
+    """Return the CSS class of a status. Narrow screens do not show the class 'fine'."""
+    return (
+        "bad"
+        if variant.diverged
+        else "soft fine"
+        if variant.statuses.keys() == {FINISHED}
+        else "soft"
+    )
 
 
-def _dots(row: Row, colour: int, reach: tuple[float, float]) -> str:
-    """The mean as a dot, the spread as a bar, every seed as a tick, on one axis for all rows."""
-    if row.mean is None:
+def _dots(variant: Variant, colour: int, reach: tuple[float, float]) -> str:
+    """Draw the mean as a dot, the spread as a bar, and each seed as a tick."""
+    if variant.mean is None:
         return ""
-    low, high = (_place(end, reach) for end in charts.interval(row))
-    ticks = "".join(f'<line class="seed" x1="{x}" x2="{x}" y1="5" y2="13"/>'
-                    for x in (_place(loss, reach) for loss in row.losses.values()))  # fmt: skip
-    dot = f'<circle cx="{_place(row.mean, reach)}" cy="9" r="3.6"/>'
+    low, high = (_position(end, reach) for end in charts.interval(variant))
+    at = [_position(loss, reach) for loss in variant.losses.values()]
+    ticks = "".join(f'<line class="seed" x1="{x}" x2="{x}" y1="5" y2="13"/>' for x in at)
+    dot = f'<circle cx="{_position(variant.mean, reach)}" cy="9" r="3.6"/>'
     bar = f'<line x1="{low}" x2="{high}" y1="9" y2="9"/>'
     return (f'<svg class="dots hue{colour % HUES}" viewBox="0 0 {DOTS} 18" width="{DOTS}" '
-            f'height="18" aria-hidden="true">{ticks if row.n > 1 else ""}{bar}{dot}'
+            f'height="18" aria-hidden="true">{ticks if variant.n > 1 else ""}{bar}{dot}'
             "</svg>")  # fmt: skip
 
 
-def _place(loss: float, reach: tuple[float, float]) -> float:
-    """Pixels from the left; what lies beyond stands at the edge."""
+def _position(loss: float, reach: tuple[float, float]) -> float:
+    """Return the distance from the left in pixels, at most the width of the chart."""
     share = (loss - reach[0]) / (reach[1] - reach[0])
     return round(4 + (DOTS - 8) * min(1.0, max(0.0, share)), 1)
 
@@ -118,13 +128,13 @@ PARTS = ("job", "model", "data", "environment", "git")
 
 
 def facts(run: Run) -> dict[str, Record]:
-    """Everything the head of a run says, by part."""
+    """Return the head record of a run, by part."""
     parts = {name: run.head.get(name) for name in PARTS}
     return {name: part if isinstance(part, dict) else {} for name, part in parts.items()}
 
 
 def setup(runs: Sequence[Run]) -> str:
-    """What all runs have in common, part by part."""
+    """Return the settings that all runs share, by part."""
     heads = [facts(run) for run in runs]
     lists = []
     for part in PARTS:
@@ -139,26 +149,26 @@ def setup(runs: Sequence[Run]) -> str:
 
 
 def _long(x: Any) -> str:
-    """123000000 -> '123,000,000'"""
-    return f"{x:,}" if type(x) is int and x >= 10_000 else value(x)
+    """Format a value, with commas in large integers: 123000000 -> '123,000,000'."""
+    return f"{x:,}" if isinstance(x, int) and x >= 10_000 else value(x)
 
 
 def _same(record: Record, name: str, wanted: Any) -> bool:
     return name in record and bool(record[name] == wanted)
 
 
-def runs_table(rows: Sequence[Row]) -> str:
-    """Every run with how it went, and all in which it differs from another."""
-    runs = [(row, run) for row in rows for run in row.runs]
+def runs_table(variants: Sequence[Variant]) -> str:
+    """Return a table of all runs, with their results and the facts in which they differ."""
+    runs = [(variant, run) for variant in variants for run in variant.runs]
     extra = _extra([run for _, run in runs])
     names, lines = [*OUTCOME, *(name for _, name in extra)], [_run(run, extra) for _, run in runs]
     used = [j for j in range(len(names)) if any(line[j] for line in lines)]
     head = "".join(f'<th scope="col">{show(names[j])}</th>' for j in used)
     body = "".join(
-        f'<tr><th scope="row" title="{escape(run.folder.name)}">{show(row.label)}</th>'
+        f'<tr><th scope="row" title="{escape(run.folder.name)}">{show(variant.label)}</th>'
         + "".join(f"<td>{line[j]}</td>" for j in used)
         + "</tr>"
-        for (row, run), line in zip(runs, lines, strict=True)
+        for (variant, run), line in zip(runs, lines, strict=True)
     )
     first = '<th scope="col">variant</th>'
     table = (
@@ -170,8 +180,8 @@ def runs_table(rows: Sequence[Row]) -> str:
 
 
 def _extra(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Part and name of what differs between runs and is in no label."""
-    named = telling([run.job for run in runs])
+    """Return part and name of the facts that differ between runs and are not in their labels."""
+    named = distinguishing([run.job for run in runs])
     found = []
     for part in PARTS[:-1]:
         records = [facts(run)[part] for run in runs]
@@ -181,7 +191,7 @@ def _extra(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _run(run: Run, extra: Iterable[tuple[str, str]]) -> list[str]:
-    """In the order of OUTCOME."""
+    """Return the cells of a run, in the order of OUTCOME."""
     end, last = run.end or {}, [*run.of("step")[-1:], *run.of("val")[-1:]]
     steps = max([r["step"] for r in last] + [end.get("step") or 0])
     return [
@@ -202,7 +212,7 @@ def _number(x: float | None) -> str:
 
 
 def commit(run: Run) -> str:
-    """'3f2a91c0 + changes'"""
+    """Return a text such as '3f2a91c0 + changes'."""
     git = facts(run)["git"]
     known = show(str(git.get("commit") or "")[:8])
     return f"{known} + changes" if known and git.get("dirty") else known
@@ -211,27 +221,27 @@ def commit(run: Run) -> str:
 # -- samples --------------------------------------------------------------------------------------
 
 
-def samples(rows: Sequence[Row]) -> str:
-    """The last text that each run wrote: the first seed of each variant, then the others."""
+def samples(variants: Sequence[Variant]) -> str:
+    """Return the last sample of each run: the first seed of each variant, then the others."""
     first, more = [], []
-    for row, colour in zip(rows, charts.colours(rows), strict=True):
-        cards = [_sample(row, colour, run) for run in row.runs if run.of("sample")]
+    for variant, colour in zip(variants, charts.colours(variants), strict=True):
+        cards = [_sample(variant, colour, run) for run in variant.runs if run.of("sample")]
         first += cards[:1]
         more += cards[1:]
-    shown, hidden = first[:6], first[6:] + more
-    if hidden:
-        fold = f'<details><summary>{len(hidden)} more</summary><div class="samples">'
-        return f'<div class="samples">{"".join(shown)}</div>{fold}{"".join(hidden)}</div></details>'
+    shown, folded = first[:6], first[6:] + more
+    if folded:
+        fold = f'<details><summary>{len(folded)} more</summary><div class="samples">'
+        return f'<div class="samples">{"".join(shown)}</div>{fold}{"".join(folded)}</div></details>'
     return f'<div class="samples">{"".join(shown)}</div>' if shown else ""
 
 
-def _sample(row: Row, colour: int, run: Run) -> str:
+def _sample(variant: Variant, colour: int, run: Run) -> str:
     record = run.of("sample")[-1]
     prompt, words = str(record.get("prompt") or ""), str(record.get("text") or "")
     rest = words.removeprefix(prompt)
     cut = "…" if len(rest) > SAMPLE else ""
     where = f"seed {show(run.job.get('seed', '?'))}, step {show(record.get('step', '?'))}"
-    return (f'<figure class="sample"><figcaption>{swatch(colour)}<b>{show(row.label)}</b> '
+    return (f'<figure class="sample"><figcaption>{swatch(colour)}<b>{show(variant.label)}</b> '
             f'<span class="soft">{where}</span></figcaption>'
             f"<p><mark>{escape(prompt)}</mark>{escape(rest[:SAMPLE])}{cut}</p></figure>"
             )  # fmt: skip

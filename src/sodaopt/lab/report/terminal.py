@@ -1,4 +1,4 @@
-"""The headline table for a terminal of 100 columns."""
+"""Format the headline table for a terminal of 100 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..records import FINISHED, Run
-from ..stats import rows
+from ..stats import group_by_variant
 from . import text
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ WORDS = ("variant", "status")
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """A line for each variant, with the numbers of the page."""
+    """Return a table with a row for each variant, and the same numbers as the page."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -24,13 +24,15 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in text.COLUMNS:
         words = name in WORDS
-        # words wrap where the line is too long, numbers never
+        # Only columns of words may wrap.
         table.add_column(name, justify="left" if words else "right", no_wrap=not words,
                          overflow="fold")  # fmt: skip
-    found = text.lines(rows(runs))
-    least = min((line.row.mean for line in found if line.row.mean is not None), default=None)
+    found = text.comparisons(group_by_variant(runs))
+    least = min(
+        (line.variant.mean for line in found if line.variant.mean is not None), default=None
+    )
     for line in found:
-        style = "bold" if line.row.mean == least is not None else None
-        style = style if line.row.statuses[FINISHED] else "dim"
-        table.add_row(*map(escape, line.cells()), style="red" if line.row.diverged else style)
+        style = "bold" if line.variant.mean == least is not None else None
+        style = style if line.variant.statuses[FINISHED] else "dim"
+        table.add_row(*map(escape, line.cells()), style="red" if line.variant.diverged else style)
     return table

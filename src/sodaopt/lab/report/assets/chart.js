@@ -1,21 +1,21 @@
-// What all charts share: colours, ticks, numbers, the legend and the box at the cursor.
+// Functions that all charts use: colours, ticks, numbers, the legend and the box at the cursor.
 
 const DASHES = [[], [9, 4], [2, 3], [12, 4, 3, 4], [6, 3, 1, 3]];
 const HUES = 8;
 const all = []; // every chart, to draw again in another theme
 
 const probe = document.body.appendChild(make("span", { hidden: "" }));
-/** A colour of the style sheet in the theme of now: a canvas knows neither. */
+/** Return a colour of the style sheet in the current theme, because a canvas does not know it. */
 function css(name) {
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 }
 const hue = (colour) => css(`--hue${colour % HUES}`);
-/** Alone: a seed that diverged, next to the others of its variant. */
+/** alone: one diverged seed of a variant with other seeds. */
 const dashes = (colour, alone) => (alone ? [1, 4] : DASHES[Math.floor(colour / HUES) % DASHES.length]);
 const font = () => `12px ${getComputedStyle(document.body).fontFamily}`;
 
-/** An element; text is never read as HTML. */
+/** Make an element. Text is never read as HTML. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -37,7 +37,7 @@ function swatch(colour, alone = false) {
   return svg;
 }
 
-/** A row of buttons of which one is pressed, or which are pressed one by one. */
+/** Make a group of buttons: one is pressed at a time, or each is a switch. */
 function group(label, names, pressed, press) {
   const box = make("div", { class: "group", role: "group", "aria-label": label });
   const buttons = names.map((name) => {
@@ -66,7 +66,7 @@ function count(x) {
   return tidy(x);
 }
 
-/** Round numbers from min to max, about n of them. */
+/** Return about n round numbers from min to max. */
 function ticks(min, max, n) {
   const rough = (max - min) / Math.max(1, n);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -75,7 +75,7 @@ function ticks(min, max, n) {
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, j) => (first + j) * step);
 }
 
-/** 1, 2, 5, 10, 20, ... on a log axis; round steps where that leaves fewer than three. */
+/** Return 1, 2, 5, 10, 20, ... on a log axis, or round numbers if these are fewer than three. */
 function logTicks(min, max, n) {
   const found = [];
   for (let p = Math.floor(Math.log10(min)); p <= Math.ceil(Math.log10(max)); p++) {
@@ -89,7 +89,7 @@ function logTicks(min, max, n) {
 // -- parts of a chart -------------------------------------------------------------------------
 
 const narrow = (width) => width < 480;
-/** How many ticks have room; each wants so many pixels. */
+/** Return the number of ticks that fit, for so many pixels per tick. */
 const room = (pixels, each) => Math.max(2, Math.floor(pixels / devicePixelRatio / each));
 
 function axis(label, extra) {
@@ -100,7 +100,7 @@ function axis(label, extra) {
   };
 }
 
-/** Draw inside the axes alone. */
+/** Draw inside the axes only. */
 function clipped(u, draw) {
   const { left, top, width, height } = u.bbox;
   u.ctx.save();
@@ -111,7 +111,7 @@ function clipped(u, draw) {
   u.ctx.restore();
 }
 
-/** The box at the cursor. lines(u) gives a heading, and [colour, name, value] for each line. */
+/** Make the box at the cursor. lines(u) returns a heading, and [colour, name, value] per line. */
 function tip(lines) {
   const box = make("div", { class: "tip", hidden: "" });
   const move = (u) => {
@@ -124,13 +124,13 @@ function tip(lines) {
     box.replaceChildren(make("div", { class: "at" }, found.at), ...rows);
     const free = u.over.clientWidth - box.offsetWidth;
     const x = left + 18 > free ? left - box.offsetWidth - 18 : left + 18;
-    // at the top, where falling losses leave room
+    // at the top, because falling losses are below
     box.style.transform = `translate(${Math.max(Math.min(0, free), x)}px, 0)`;
   };
   return { hooks: { init: [(u) => u.over.append(box)], setCursor: [move] } };
 }
 
-/** Follow the width of the page. */
+/** Adapt a chart to the width of the page. */
 function fit(holder, chart) {
   const width = () => Math.max(200, Math.floor(holder.clientWidth));
   new ResizeObserver(() => {

@@ -1,7 +1,7 @@
 // Loss along the runs, against steps, tokens or time.
 
 const AXES = { steps: "steps", tokens: "tokens", time: "seconds" };
-const MANY = 8; // more lines than this: only the best of each optimizer are shown at first
+const MANY = 8; // with more lines, only the best of each optimizer are shown at first
 
 function curveChart(section, curves, title) {
   if (curves.length === 0) return;
@@ -70,7 +70,7 @@ function curveLegend(curves, state, chart) {
 
 // -- the plot ---------------------------------------------------------------------------------
 
-/** Seconds become minutes or hours, where there are many. */
+/** Show many seconds as minutes or hours. */
 function unit(curves, name) {
   if (name !== "time") return { label: name, scale: 1 };
   const last = Math.max(...curves.map((c) => c.seconds[c.seconds.length - 1] || 0));
@@ -78,7 +78,7 @@ function unit(curves, name) {
   return last > 300 ? { label: "minutes", scale: 1 / 60 } : { label: "seconds", scale: 1 };
 }
 
-/** [xs, losses, lows, highs] with xs that only grow. */
+/** Return [xs, losses, lows, highs] with increasing xs. */
 function columns(curve, state, scale) {
   const xs = curve[AXES[state.x]].map((x) => x * scale);
   const kept = [];
@@ -129,7 +129,7 @@ function curvePlot(holder, width, curves, state) {
   }, data, holder);
 }
 
-/** The range over seeds, faintly. */
+/** Draw the range over seeds. */
 function bands(u, ctx, parts, paints, state) {
   parts.forEach(([xs, , low, high], j) => {
     if (!low.length || !state.shown[j]) return;
@@ -144,7 +144,7 @@ function bands(u, ctx, parts, paints, state) {
   });
 }
 
-/** The losses in view. The steep start of a whole run would leave no room for the rest. */
+/** Return the range of losses to show, without the steep start of a run. */
 function reach(u, state) {
   const [from, to] = u.series[0].idxs ?? [0, u.data[0].length - 1];
   const xs = u.data[0], whole = from === 0 && !state.log.x;
@@ -153,17 +153,17 @@ function reach(u, state) {
   const since = (start) => lines
     .map((ys) => ys.slice(from, to + 1).filter((y, k) => y != null && xs[from + k] >= start))
     .filter((ys) => ys.length);
-  const rest = since(settled); // a few points show nothing without their start
+  const rest = since(settled); // too few points to leave out the start
   const seen = rest.some((ys) => ys.length > 2) ? rest : since(-Infinity);
   if (!seen.length) return [0.1, 1];
   const min = seen.flat().reduce((a, b) => Math.min(a, b)), first = Math.max(...seen.map((ys) => ys[0]));
   let max = seen.flat().reduce((a, b) => Math.max(a, b));
-  if (whole && first > min) max = Math.min(max, first + 0.25 * (first - min)); // what diverges may leave
+  if (whole && first > min) max = Math.min(max, first + 0.25 * (first - min)); // cut off diverging lines
   const margin = 0.05 * (max - min) || 0.01 * Math.abs(max) || 0.1;
   return [state.log.y ? Math.max(min - margin, min / 2) : min - margin, max + margin];
 }
 
-/** The closest point that a line has; none before its first and after its last. */
+/** Return the closest point of a line, or none before its first and after its last point. */
 function nearest(u, j, index) {
   const xs = u.data[0], ys = u.data[j];
   let a = index, b = index;

@@ -1,9 +1,9 @@
 // The theme, and the charts of this page.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
-let chosen = null; // by the button; else the system decides
+let chosen = null; // by the button. If null, the system decides
 
-/** Style sheets follow by themselves, canvases do not. */
+/** Set the theme and draw the charts again, because canvases do not follow style sheets. */
 function paint(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;

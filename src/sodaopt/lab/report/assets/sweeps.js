@@ -1,4 +1,4 @@
-// Final loss against a setting that was swept, one line for each optimizer.
+// Final loss against a swept setting, with one line for each optimizer.
 
 const NAMES = { lr: "learning rate", wd: "weight decay" };
 
@@ -21,12 +21,12 @@ function sweepChart(panel) {
     chart.u?.destroy();
     chart.u = sweepPlot(holder, width(), panel, name);
   };
-  requestAnimationFrame(draw); // its width is known once it is in the page
+  requestAnimationFrame(draw); // the width is known once the element is in the page
   all.push(draw);
   return box;
 }
 
-/** What a line shows, in words. */
+/** Describe a line in words. */
 function said(trace) {
   const losses = trace.marks.map((m) => m.loss).filter((y) => y != null);
   if (!losses.length) return `${trace.label}: diverged.`;
@@ -86,7 +86,7 @@ function sweepPlot(holder, width, panel, name) {
   }, [grid, ...ys], holder);
 }
 
-/** Spreads, the best of each line, and at the top what diverged or lies beyond the axis. */
+/** Draw spreads, the best point of each line, and at the top diverged runs and high losses. */
 function sweepMarks(u, panel, grid) {
   const ctx = u.ctx, px = devicePixelRatio;
   const y = (loss) => u.valToPos(loss, "y", true);
