@@ -132,7 +132,8 @@ OTHER: dict[str, Any] = {
     "preset": "small", "data": "there", "lr": 0.1, "wd": 0.1, "steps": 7, "batch": 3, "context": 16,
     "width": 64, "depth": 2, "head_dim": 16, "activation": 1.5, "warmup": 0.1, "warmdown": 0.2,
     "alpha": 0.2, "alpha_bar": 0.3, "eval_every": 4, "eval_tokens": 99, "seed": 5,
-    "horizon": "2x", "z0": "zero", "fade": (0.5, 0.75), "optimizer": "soda(muon)",
+    "horizon": "2x", "z0": "zero", "fade": (0.5, 0.75), "decay": "coupled",
+    "optimizer": "soda(muon)",
 }  # fmt: skip
 HOW: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
@@ -145,7 +146,7 @@ def test_row_as_text() -> None:
     assert {f.name for f in fields(Job)} == set(OTHER)
     assert {f.name for f in fields(Execution)} == set(HOW)
     for name, value in OTHER.items():
-        optimizer = "soda(muon)" if name in ("z0", "fade") else "muon"
+        optimizer = "soda(muon)" if name in ("z0", "fade", "decay") else "muon"
         it = Job(**{"optimizer": optimizer} | {name: value})
         row = Row(it, Path("a b/ü"), Execution(**HOW))
         again = Row.parse(row.text())

@@ -74,9 +74,9 @@ def _opened(job: Job, among: World) -> Dataset:
 
 def _same(run: Run, plan: Plan, folder: Path) -> None:
     ours, theirs = _normal(plan.record()), run.job
-    differ = sorted(k for k in ours if ours[k] != theirs.get(k))
+    differ = sorted(k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k))
     if differ:
-        what = ", ".join(f"{k} {theirs.get(k)} -> {ours[k]}" for k in differ)
+        what = ", ".join(f"{k} {theirs.get(k)} -> {ours.get(k)}" for k in differ)
         raise Refused(f"{folder} holds another run ({what}): choose another --out, or remove it")
 
 
