@@ -33,6 +33,8 @@ def markdown(numbers: Numbers) -> str:
         parts += ["Differences by seed (negative: the first is better):", _differences(numbers)]
     if numbers["learning_rates"]:
         parts += ["Learning rates of the baselines, seed 0:", _rates(numbers)]
+    if numbers.get("choices"):
+        parts += ["Settings chosen by the mean loss over other seeds:", _choices(numbers)]
     return "\n\n".join(parts)
 
 
@@ -88,6 +90,15 @@ def _rates(numbers: Numbers) -> str:
         low = min((loss for loss in losses.values() if loss is not None), default=None)
         lines.append([base, *(_mark(losses, rate, low) for rate in rates)])
     return table(["", *map(shown, rates)], lines)
+
+
+def _choices(numbers: Numbers) -> str:
+    lines = []
+    for t in numbers["choices"]:
+        chosen = " ".join(f"{name} {shown(v)}" for name, v in t["settings"].items())
+        mean = f"{t['mean']:.4f}" if t["mean"] is not None else "diverged"
+        lines.append([t["column"], chosen, mean, ", ".join(map(str, t["seeds"]))])
+    return table(["", "setting", "loss", "seeds"], lines)
 
 
 def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> str:
