@@ -31,10 +31,13 @@ def markdown(numbers: Numbers) -> str:
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
     if numbers["differences"]:
         parts += ["Differences by seed (negative: the first is better):", _differences(numbers)]
+    if "analysis" in numbers:
+        parts += [_model(numbers["analysis"]), _intervals(numbers["analysis"])]
     if numbers["learning_rates"]:
         parts += ["Learning rates of the baselines, seed 0:", _rates(numbers)]
     if numbers.get("choices"):
         parts += ["Settings chosen by the mean loss over other seeds:", _choices(numbers)]
+    parts += numbers.get("notes", [])
     return "\n\n".join(parts)
 
 
@@ -80,6 +83,25 @@ def _differences(numbers: Numbers) -> str:
         p = f"{d['p']:.3f}" if d["p"] is not None else "-"
         lines.append([d["row"], d["one"], d["other"], f"{d['mean']:+.4f}", spread, p, str(d["n"])])
     return table(["", "", "against", "difference", "spread", "p (paired t)", "n"], lines)
+
+
+def _model(analysis: Numbers) -> str:
+    one, other = analysis["primary"]
+    return (
+        f"Differences to {analysis['baseline']} with {analysis['level']:.0%} intervals. Pooled: "
+        f"the fit {analysis['model']} (sd {analysis['residual_sd']:.4f}, "
+        f"{analysis['degrees_of_freedom']} degrees of freedom). Paired: the seeds of the two "
+        f"variants alone. The primary comparison is {one} against {other}:"
+    )
+
+
+def _intervals(analysis: Numbers) -> str:
+    lines = []
+    for d in analysis["differences"]:
+        both = [d["pooled"], d["paired"]]
+        ranges = [f"{i['low']:+.4f} to {i['high']:+.4f}" for i in both]
+        lines.append([d["variant"], f"{both[0]['difference']:+.4f}", *ranges])
+    return table(["", "difference", "pooled", "paired"], lines)
 
 
 def _rates(numbers: Numbers) -> str:
