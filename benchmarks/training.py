@@ -70,10 +70,10 @@ def lab_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
     update, found = Training._update, {}
 
     def watched(self: Training) -> None:
-        if self.step == self.plan.steps - PROFILED and self.device.type == "cuda":
+        if self.step == self.resolved.steps - PROFILED and self.device.type == "cuda":
             self._look()
             found.update(kernels(lambda: update(self)))
-            self.step = self.plan.steps
+            self.step = self.resolved.steps
             self.pending.clear()
             self.watch.skip()
         else:

@@ -28,6 +28,10 @@ from files with articles one after another, an `<|endoftext|>` line between them
 
 ## What they say so far
 
+- A pull on hidden layers that falls with the learning rate ends below Muon with a tuned weight
+  decay, in the mean of six seeds, and both intervals exclude zero. The paper's pull, which goes on
+  to the end, is between the two: its paired interval includes zero. On all layers, the pull that
+  falls with the learning rate ends above Muon with a tuned weight decay.
 - The wrapper around Muon, on hidden layers, ends below Muon in the mean of three seeds, as in the
   paper; three seeds do not settle it (p below). Hidden layers alone are better than all layers, as
   in the paper, and that is significant.

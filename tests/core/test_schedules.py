@@ -18,6 +18,7 @@ from sodaopt.schedules import (
     accelerated,
     after,
     at_lr,
+    coupled,
     debias,
     fade,
     first,
@@ -93,6 +94,7 @@ TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr =
     (lr_weighted(), (1, 16 / 17, 16 / 33)),
     (lr_weighted(r=1.0, power=1.0), (1, 8 / 9, 12 / 21)),
     (lr_weighted(power=0.0), (1, 1 / 2, 1 / 3)),
+    (coupled(uniform), (1 / 2, 1 / 3, 1 / 8)),
     (nadam_alpha_bar(0.9, 0.0), tuple(g / (g + m) for g, m in NADAM)),
     (nadam_gamma(0.9, 0.0), tuple(c * (g + m) for c, (g, m) in zip(LR, NADAM, strict=True))),
     (heavy_alpha(0.5, 2.0), (1, 1 / 1.5, 1 / 1.75)),
@@ -240,6 +242,48 @@ class TestLrWeighted:
 
     def test_tiny_lr(self, number) -> None:
         assert run(lr_weighted(), (1e-9,) * 3, number) == pytest.approx([1, 1 / 2, 1 / 3])
+
+
+@pytest.mark.parametrize("number", [float, f64], ids=["python", "tensor"])
+class TestCoupled:
+    WARMUP, FALL, STEPS = 5, 8, 20
+    LRS = tuple(0.3 * min(1, k / 5, (20 - k) / 8) for k in range(20))
+    """A warmup from 0 over 5 steps and a linear warmdown over the last 8."""
+
+    def test_is_the_inner_schedule_times_the_fall_of_lr(self, number) -> None:
+        fall = [min(1, (self.STEPS - k) / self.FALL) for k in range(self.STEPS)]
+        expected = [0, *(fall[k] / (k + 2) for k in range(1, self.STEPS))]
+        assert run(coupled(uniform), self.LRS, number) == pytest.approx(expected, rel=1e-13)
+
+    @pytest.mark.parametrize("lrs", [(0.3,) * 20, tuple(0.1 * (k + 1) for k in range(20))])
+    def test_is_the_inner_schedule_while_lr_does_not_fall(self, number, lrs) -> None:
+        assert run(coupled(mean), lrs, number) == run(mean, lrs, number)
+
+    def test_no_pull_before_the_first_lr(self, number) -> None:
+        lrs = (0.0, 0.0, 0.1, 0.2, 0.0)
+        assert run(coupled(0.5), lrs, number) == [0, 0, 0.5, 0.5, 0]
+
+    def test_goes_on_from_saved_memory(self, number) -> None:
+        c, whole = coupled(uniform), run(coupled(uniform), self.LRS, number)
+        past = schedules.start(c)
+        for k in range(14):
+            past = schedules.advance(c, past, k, self.LRS[k])
+        past = {name: number(v) for name, v in past.items()}
+        for k in range(14, self.STEPS):
+            args = number(k), number(self.LRS[k])
+            past = schedules.advance(c, past, *args)
+            assert float(schedules.value(c, *args, past)) == whole[k]
+
+    def test_keeps_the_memory_of_the_inner_schedule(self, number) -> None:
+        """lr_weighted remembers the largest lr too, and they share it."""
+        c = coupled(lr_weighted())
+        assert schedules.start(c) == {"lr_max": 0.0, "weight_sum": 0.0}
+        assert run(c, LR, number) == pytest.approx([1, 16 / 17, 8 / 33])
+
+
+def test_coupled_refuses_another_largest_lr() -> None:
+    with pytest.raises(ValueError, match="lr_max"):
+        coupled(at_lr(lr_weighted(), 0.3))
 
 
 @pytest.mark.parametrize("b", [0.0, 0.5, 0.9, 0.999])

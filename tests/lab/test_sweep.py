@@ -29,7 +29,7 @@ from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
-from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
+from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
     Command,
@@ -142,7 +142,8 @@ OTHER: dict[str, Any] = {
     "preset": "small", "data": "there", "lr": 0.1, "wd": 0.1, "steps": 7, "batch": 3, "context": 16,
     "width": 64, "depth": 2, "head_dim": 16, "activation": 1.5, "warmup": 0.1, "warmdown": 0.2,
     "alpha": 0.2, "alpha_bar": 0.3, "eval_every": 4, "eval_tokens": 99, "seed": 5,
-    "horizon": "2x", "z0": "zero", "fade": (0.5, 0.75), "optimizer": "soda(muon)",
+    "horizon": "2x", "z0": "zero", "fade": (0.5, 0.75), "decay": "coupled",
+    "optimizer": "soda(muon)",
 }  # fmt: skip
 HOW: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
@@ -155,7 +156,7 @@ def test_trial_as_text() -> None:
     assert {f.name for f in fields(Job)} == set(OTHER)
     assert {f.name for f in fields(Execution)} == set(HOW)
     for name, value in OTHER.items():
-        optimizer = "soda(muon)" if name in ("z0", "fade") else "muon"
+        optimizer = "soda(muon)" if name in ("z0", "fade", "decay") else "muon"
         it = Job(**{"optimizer": optimizer} | {name: value})
         trial = Trial(it, Path("a b/ü"), Execution(**HOW))
         again = Trial.parse(trial.text())
@@ -690,6 +691,34 @@ def test_tuning_holds_its_best_point_inside(monkeypatch: pytest.MonkeyPatch) -> 
     assert sorted(tried["muon"]) == [2.0**e for e in range(-14, -8)]
 
 
+WDS = (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lowest mean wins; a diverged run never does."""
+    losses = {wd: [3.1, 3.3] for wd in WDS} | {WDS[at - 1]: [1.0, math.inf], WDS[at]: [3.2, 3.1]}
+    seen: list[Job] = []
+    monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
+    monkeypatch.setattr(Work, "_loss", lambda self, j: losses[j.wd][j.seed - TUNING_SEEDS[0]])
+    before = work("muon", "proxy", seeds=8)
+    tried, after = before.choose({"muon": 2**-10})
+    assert [(j.seed, j.wd) for j in seen] == [(s, wd) for s in TUNING_SEEDS for wd in WDS]
+    assert [t["settings"] for t in tried] == [{"wd": wd} for wd in WDS]
+    assert [t["mean"] is None for t in tried] == [wd == WDS[at - 1] for wd in WDS]
+    jobs = after.jobs({"muon": 2**-10})
+    assert {j.wd for j in jobs if j.optimizer == "muon"} == {0.0, WDS[at]}
+    assert {j.lr for j in [*seen, *jobs]} == {2**-10}
+    assert not {j.seed for j in jobs} & set(TUNING_SEEDS)
+    assert len(jobs) == 40
+
+
+def test_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "run", lambda self, jobs: pytest.fail("it has no choices"))
+    it = work("table-layers", "proxy")
+    assert it.choose({}) == ([], it)
+
+
 @lab
 def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["preset=nano", "horizon=0.0004x", "width=32", "depth=1", "head-dim=16",
@@ -793,6 +822,10 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
     bare = results.markdown(numbers(differences=[], learning_rates={}))
     assert "Learning rates" not in bare
     assert "Differences" not in bare
+    tried = {"column": "Muon", "settings": {"wd": 0.5}, "seeds": [100, 101], "mean": 3.25}
+    lost = tried | {"settings": {"wd": 2.0}, "mean": None}
+    text = results.markdown(numbers(choices=[tried, lost]))
+    assert "| Muon | wd 0.5 | 3.2500 | 100, 101 |\n| Muon | wd 2 | diverged |" in text
 
 
 # -- names ----------------------------------------------------------------------------------------

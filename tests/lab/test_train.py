@@ -17,6 +17,7 @@ import torch
 from sodaopt import cli
 from sodaopt.lab import checkpoint, records, train, training
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
+from sodaopt.lab.commands import job_of
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job, ResolvedJob, resolve
 from sodaopt.lab.model import GPT
@@ -523,6 +524,9 @@ REFUSED = [
         ["--optimizer", "soda(muon)", "--fade", "0.9", "0.5"],
         "fade must be two fractions of the run",
     ),
+    (["--optimizer", "soda(muon)", "--decay", "couplet"], "did you mean 'coupled'?"),
+    (["--optimizer", "muon", "--decay", "coupled"], "decay is coupled: only soda"),
+    (["--optimizer", "gpa(soda(muon))", "--decay", "coupled"], "decay is coupled: only soda"),
     (["--optimizer", "adamw", "--alpha", "0.1"], "have alpha and alpha_bar, not adamw"),
     (["--device", "cuda"], "no CUDA device"),
     (["--device", "abacus"], "unknown device 'abacus'"),
@@ -618,3 +622,28 @@ def test_job_settings_decide_the_folder() -> None:
     }
     assert len(keys) == 4
     assert resolved(**TINY).key == resolved(**TINY | {"warmup": 0.0}).key
+
+
+def test_a_new_setting_leaves_old_keys_alone() -> None:
+    """Keys as version 0.1 wrote them: a sweep must find its finished runs again."""
+
+    def key(**settings: Any) -> str:
+        return resolve(Job(preset="proxy", lr=2**-10, seed=3, **settings), 8192).key
+
+    assert key(optimizer="muon") == "muon-s3-d35765e6ee"
+    assert key(optimizer="soda(muon)") == "soda-muon-s3-340f0adc14"
+    assert key(optimizer="soda(muon)", decay="uniform") == "soda-muon-s3-340f0adc14"
+    assert key(optimizer="soda(muon)", decay="coupled") != "soda-muon-s3-340f0adc14"
+
+
+def test_coupled_pull() -> None:
+    """It differs from the uniform pull only once the learning rate falls."""
+    train.train(job("soda(muon)", warmdown=0.5), A)
+    train.train(job("soda(muon)", warmdown=0.5, decay="coupled"), B)
+    one, other = losses(A), losses(B)
+    # 6 steps with a warmdown of 3: update 4 is the first with a lower rate
+    assert all(one["step", k] == other["step", k] for k in range(5))
+    assert one["step", 5] != other["step", 5]
+    assert job_of(records.read(B)).decay == "coupled"
+    with pytest.raises(train.Refused, match="decay coupled -> None"):
+        train.train(job("soda(muon)", warmdown=0.5), B)

@@ -228,6 +228,7 @@ SCHEDULES: dict[str, Any] = {
     "log-time": schedules.log_time(3.0),
     "fade": schedules.fade(schedules.uniform, 2, 8),
     "faded constant": schedules.fade(0.1, 0, 10),
+    "coupled to lr": schedules.coupled(schedules.uniform),
     "with a memory": schedules.weights(float).next,
     "a function": lambda k, lr: lr / (k + 1),
 }

@@ -306,5 +306,6 @@ def job_of(run: Run) -> Job:
     names = ("optimizer", "preset", "data", "seed", "lr", "wd", "steps", "batch", "context")
     more = ("width", "depth", "head_dim", "activation", "alpha", "alpha_bar", "z0")
     fade = tuple(r["fade"]) if r.get("fade") else None
+    decay = r.get("decay", "uniform")
     parts = {part: r[part] / r["steps"] for part in ("warmup", "warmdown")}
-    return Job(**{name: r[name] for name in (*names, *more)}, fade=fade, **parts)
+    return Job(**{name: r[name] for name in (*names, *more)}, fade=fade, decay=decay, **parts)

@@ -114,6 +114,8 @@ class Common:
     """Point that anchored optimizers pull to: init (the initial weights) or zero."""
     fade: tuple[float, float] | None = None
     """Fractions of the run between which the pull fades out, such as 0.67 0.9."""
+    decay: str = "uniform"
+    """Strength of the pull: uniform is 1/(k+2), coupled is that times lr over the largest lr."""
     eval_every: int | None = None
     eval_tokens: int | None = None
     """Tokens of the validation set to use. 0 uses all of them."""
@@ -193,14 +195,16 @@ class ResolvedJob:
 
     def record(self) -> dict[str, Any]:
         """Return all settings as a flat dict, for run files and tables."""
-        s, settings = self.shape, asdict(self.settings)
-        shape = asdict(s)
+        shape, settings = asdict(self.shape), asdict(self.settings)
+        # runs from before the setting have no decay in their record, and must keep their keys
+        decay = {} if self.settings.decay == "uniform" else {"decay": self.settings.decay}
         return {
             "optimizer": str(self.name), "preset": self.job.preset, "data": self.job.dataset,
             "seed": self.job.seed, "lr": self.settings.lr, "wd": self.settings.wd,
             "steps": self.steps, "horizon": round(self.horizon, 4), "batch": self.batch,
             **shape, "warmup": self.warmup, "warmdown": self.warmdown,
             **{k: settings[k] for k in ("alpha", "alpha_bar", "z0", "fade")},
+            **decay,
             "eval_every": self.eval_every, "eval_tokens": self.eval_tokens,
         }  # fmt: skip
 
@@ -230,7 +234,9 @@ def resolve(job: Job, vocab: int) -> ResolvedJob:
     steps, warmdown = _length(job, p, shape, batch)
     warmup = round(_or(job.warmup, name.warmup) * steps)
     lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, name.spec.lr)))
-    settings = Settings(lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade)
+    settings = Settings(
+        lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade, job.decay
+    )
     check(name, settings)
     every, tokens = _or(job.eval_every, p.eval_every), _or(job.eval_tokens, p.eval_tokens)
     return ResolvedJob(job, name, shape, settings, batch, steps, warmup, warmdown, every, tokens)

@@ -120,6 +120,14 @@ class Settings:
     alpha_bar: float | None = None
     z0: str = "init"
     fade: tuple[float, float] | None = None
+    decay: str = "uniform"
+
+
+DECAYS: dict[str, schedules.Coef] = {
+    "uniform": schedules.uniform,
+    "coupled": schedules.coupled(schedules.uniform),
+}
+"""Strengths of the wrapper's pull."""
 
 
 def check(name: Name, s: Settings) -> None:
@@ -137,8 +145,13 @@ def check(name: Name, s: Settings) -> None:
         raise ValueError(f"z0 is {s.z0}: only soda_dagger and soda(...) have it, not {name}")
     if name.pull and s.warmup_steps:
         raise ValueError(f"the pull in {name} begins with the first step: use warmup 0")
-    if s.fade and name.wrapper not in ANCHORED:
-        raise ValueError(f"fade is {s.fade}: only soda(...) and soda_all(...) have it, not {name}")
+    if s.decay not in DECAYS:
+        raise ValueError(unknown("decay", s.decay, DECAYS))
+    for setting, value in (("fade", s.fade), ("decay", s.decay)):
+        if value not in (None, "uniform") and name.wrapper not in ANCHORED:
+            raise ValueError(
+                f"{setting} is {value}: only soda(...) and soda_all(...) have it, not {name}"
+            )
     if name.base not in SPECTRAL and (s.alpha is not None or s.alpha_bar is not None):
         raise ValueError(f"only {', '.join(SPECTRAL)} have alpha and alpha_bar, not {name.base}")
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
@@ -164,10 +177,11 @@ def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
 
 
 def _pull(s: Settings) -> schedules.Coef:
+    pull = DECAYS[s.decay]
     if s.fade is None:
-        return schedules.uniform
+        return pull
     start, end = (round(part * s.steps) for part in s.fade)
-    return schedules.fade(schedules.uniform, start, max(end, start + 1))
+    return schedules.fade(pull, start, max(end, start + 1))
 
 
 def _recipe(name: Name, s: Settings) -> dict[str, Rule]:

@@ -26,7 +26,7 @@ from .optimizers import BASES
 from .records import Run
 from .report import write_report
 from .stats import p_value
-from .studies import DEFINITIONS, SCALES, STUDIES, Cell, Scale, Study, TableRow
+from .studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS, Cell, Scale, Study, TableRow
 from .sweep import Trial, make_trials
 from .train import DATA
 
@@ -106,16 +106,18 @@ class Reproduce:
             study, scale, self._settings(), folder, self.execution, self.workers, vocab, board
         )
         if self.dry_run:
-            for trial in make_trials(work.jobs(dict(scale.lr)), folder, self.execution, vocab):
+            jobs = [*work.candidates(dict(scale.lr)), *work.jobs(dict(scale.lr))]
+            for trial in make_trials(jobs, folder, self.execution, vocab):
                 print(trial.text())
             return None
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
         lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
+        chosen, work = work.choose(lr)
         ended = work.run(work.jobs(lr))
         report = write_report(ended, folder / "report.html", study.title, keep=True)
         board.print(f"report: {report}", highlight=False)
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
-        return known | work.numbers(lr, tuned)
+        return known | work.numbers(lr, tuned) | {"choices": chosen}
 
     def _command(self) -> str:
         """Return the command line that runs this study again."""
@@ -249,6 +251,38 @@ class Work:
     def _trial(self, job: Job) -> Trial:
         return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
+    # -- other settings -----------------------------------------------------------------------
+
+    def candidates(self, lr: dict[str, float]) -> list[Job]:
+        """The jobs that `choose` runs, seed by seed."""
+        cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
+        return [self._job(c, self._rows()[0], seed, lr) for seed in TUNING_SEEDS for c in cells]
+
+    def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
+        """Return the losses of every choice, and this work with the best choice of each cell.
+
+        The choices are compared at the first row, on seeds that the study does not use.
+        """
+        if jobs := self.candidates(lr):
+            self.run(jobs)
+        tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
+        worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
+        best = {t["column"]: t["settings"] for t in worst_first}
+        cells = tuple(cell.chosen(best.get(cell.column, {})) for cell in self.study.cells)
+        return tried, replace(self, study=replace(self.study, cells=cells))
+
+    def _tried(self, cell: Any, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
+        row, it = self._rows()[0], cell.chosen(choice)
+        losses = [self._loss(self._job(it, row, seed, lr)) for seed in TUNING_SEEDS]
+        mean = fmean(losses)
+        return {
+            "column": cell.column,
+            "settings": choice,
+            "seeds": list(TUNING_SEEDS),
+            "losses": [loss if math.isfinite(loss) else None for loss in losses],
+            "mean": mean if math.isfinite(mean) else None,
+        }
+
     # -- numbers ------------------------------------------------------------------------------
 
     def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
@@ -278,6 +312,7 @@ class Work:
             "row": row.label,
             "column": cell.column,
             "optimizer": cell.optimizer,
+            "settings": cell.settings,
             "lr": resolve(jobs[0], self.vocab).settings.lr,
             "steps": runs[0].job["steps"],
             "epochs": end.get("epochs"),

@@ -31,8 +31,13 @@ def markdown(numbers: Numbers) -> str:
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
     if numbers["differences"]:
         parts += ["Differences by seed (negative: the first is better):", _differences(numbers)]
+    if "analysis" in numbers:
+        parts += [_model(numbers["analysis"]), _intervals(numbers["analysis"])]
     if numbers["learning_rates"]:
         parts += ["Learning rates of the baselines, seed 0:", _rates(numbers)]
+    if numbers.get("choices"):
+        parts += ["Settings chosen by the mean loss over other seeds:", _choices(numbers)]
+    parts += numbers.get("notes", [])
     return "\n\n".join(parts)
 
 
@@ -80,6 +85,25 @@ def _differences(numbers: Numbers) -> str:
     return table(["", "", "against", "difference", "spread", "p (paired t)", "n"], lines)
 
 
+def _model(analysis: Numbers) -> str:
+    one, other = analysis["primary"]
+    return (
+        f"Differences to {analysis['baseline']} with {analysis['level']:.0%} intervals. Pooled: "
+        f"the fit {analysis['model']} (sd {analysis['residual_sd']:.4f}, "
+        f"{analysis['degrees_of_freedom']} degrees of freedom). Paired: the seeds of the two "
+        f"variants alone. The primary comparison is {one} against {other}:"
+    )
+
+
+def _intervals(analysis: Numbers) -> str:
+    lines = []
+    for d in analysis["differences"]:
+        both = [d["pooled"], d["paired"]]
+        ranges = [f"{i['low']:+.4f} to {i['high']:+.4f}" for i in both]
+        lines.append([d["variant"], f"{both[0]['difference']:+.4f}", *ranges])
+    return table(["", "difference", "pooled", "paired"], lines)
+
+
 def _rates(numbers: Numbers) -> str:
     rates = sorted({float(k) for t in numbers["learning_rates"].values() for k in t})
     lines = []
@@ -88,6 +112,15 @@ def _rates(numbers: Numbers) -> str:
         low = min((loss for loss in losses.values() if loss is not None), default=None)
         lines.append([base, *(_mark(losses, rate, low) for rate in rates)])
     return table(["", *map(shown, rates)], lines)
+
+
+def _choices(numbers: Numbers) -> str:
+    lines = []
+    for t in numbers["choices"]:
+        chosen = " ".join(f"{name} {shown(v)}" for name, v in t["settings"].items())
+        mean = f"{t['mean']:.4f}" if t["mean"] is not None else "diverged"
+        lines.append([t["column"], chosen, mean, ", ".join(map(str, t["seeds"]))])
+    return table(["", "setting", "loss", "seeds"], lines)
 
 
 def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> str:

@@ -7,7 +7,7 @@ baseline whose learning rate it uses. To add a figure, add an entry to STUDIES.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .job import Job
@@ -54,6 +54,10 @@ SCALES = {
 }
 
 
+TUNING_SEEDS = (100, 101)
+"""Seeds on which a cell's settings are chosen. No number of a study comes from them."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number of a study.
@@ -65,6 +69,12 @@ class Cell:
     optimizer: str
     base: str
     settings: dict[str, Any] = field(default_factory=dict)
+    choices: tuple[dict[str, Any], ...] = ()
+    """Settings to choose from by the mean loss over TUNING_SEEDS; until then the first is used."""
+
+    def chosen(self, settings: dict[str, Any]) -> Cell:
+        """Return the cell with one of its choices."""
+        return replace(self, settings=self.settings | settings, choices=())
 
     def job(self, scale: Scale, row: TableRow, seed: int, lr: float | None) -> Job:
         values: dict[str, Any] = {
@@ -73,7 +83,8 @@ class Cell:
             "seed": seed,
             "lr": lr,
         }
-        return Job(**(values | row.settings | self.settings))
+        chosen = self.choices[0] if self.choices else {}
+        return Job(**(values | row.settings | self.settings | chosen))
 
 
 @dataclass(frozen=True)
@@ -204,6 +215,26 @@ STUDIES = {
             "1x": (3.27613, 3.26596, 3.27523, 3.27582, 3.27171, 3.27903),
             "4x": (3.13250, 3.12376, 3.12543, 3.13192, 3.12981, 3.13087),
         },
+    ),
+    "muon": Study(
+        "Muon: weight decay against the pull",
+        (
+            MUON,
+            Cell(
+                "Muon, best wd", "muon", "muon", choices=tuple({"wd": w} for w in (0.5, 1.0, 2.0))
+            ),
+            _cell("SODA(Muon) hidden", "soda(muon)", "muon"),
+            _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled"),
+            _cell("SODA(Muon) all, coupled", "soda_all(muon)", "muon", decay="coupled"),
+        ),
+        horizons,
+        pairs=(
+            ("SODA(Muon) hidden, coupled", "Muon, best wd"),
+            ("SODA(Muon) hidden", "Muon, best wd"),
+            ("SODA(Muon) all, coupled", "Muon, best wd"),
+            ("Muon", "Muon, best wd"),
+            ("SODA(Muon) hidden, coupled", "SODA(Muon) hidden"),
+        ),
     ),
     "table-hyperparameters": Study(
         "Table: the settings of each optimizer, run once",

@@ -74,9 +74,9 @@ def _opened(job: Job, ranks: World) -> Dataset:
 
 def _check_same_job(run: Run, resolved: ResolvedJob, folder: Path) -> None:
     asked, found = _as_json(resolved.record()), run.job
-    differ = sorted(k for k in asked if asked[k] != found.get(k))
+    differ = sorted(k for k in {*asked, *found} if asked.get(k) != found.get(k))
     if differ:
-        changes = ", ".join(f"{k} {found.get(k)} -> {asked[k]}" for k in differ)
+        changes = ", ".join(f"{k} {found.get(k)} -> {asked.get(k)}" for k in differ)
         raise Refused(
             f"{folder} contains another run ({changes}): choose another --out, or remove the folder"
         )

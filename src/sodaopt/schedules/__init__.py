@@ -14,12 +14,13 @@ from sodaopt.schedules.coefficients import (
     fade, first, grow, linear, log_time, lr, mean, over, start, times, triangular, uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
-    heavy_alpha, heavy_alpha_bar, heavy_gamma, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
+    coupled, heavy_alpha, heavy_alpha_bar, heavy_gamma, lr_weighted, nadam_alpha_bar, nadam_gamma,
+    weights,
 )  # fmt: skip
 
 __all__ = [
     "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after", "at_lr",
-    "check_memory", "debias", "fade", "first", "grow", "heavy_alpha", "heavy_alpha_bar",
+    "check_memory", "coupled", "debias", "fade", "first", "grow", "heavy_alpha", "heavy_alpha_bar",
     "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean", "nadam_alpha_bar",
     "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value", "weights",
 ]  # fmt: skip

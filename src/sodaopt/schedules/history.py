@@ -10,7 +10,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sodaopt.schedules.coefficients import NO_PAST, Number, Past, Schedule, maximum, minimum
+from sodaopt.schedules.coefficients import (
+    NO_PAST,
+    Coef,
+    Number,
+    Past,
+    Schedule,
+    maximum,
+    minimum,
+    value,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,38 @@ class lr_weighted(Schedule):
         # A warmup that starts at lr = 0 has no weight yet. The average is then 0, not 0/0.
         total = past["weight_sum"]
         return self._weight(k, past["lr_max"]) / (total + (total == 0))
+
+
+@dataclass(frozen=True)
+class _LargestLr(Schedule):
+    """The largest learning rate so far."""
+
+    def start(self) -> dict[str, float]:
+        return {"lr_max": 0.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"lr_max": maximum(past["lr_max"], lr)}
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return past["lr_max"]
+
+
+@dataclass(frozen=True)
+class coupled(Schedule):
+    """c_k lr_k / (largest lr so far): the pull falls with the learning rate, to 0 if lr does.
+
+    While lr is constant or rises, this is c_k. Before the first lr > 0 it is 0.
+    """
+
+    c: Coef
+
+    def _parts(self) -> list[Coef]:
+        return [self.c, _LargestLr()]
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        lr_max = past["lr_max"]
+        # the ratio first: it is exactly 1 while lr is the largest so far
+        return value(self.c, k, lr, past) * (lr / (lr_max + (lr_max == 0)))
 
 
 @dataclass(frozen=True)
