@@ -133,10 +133,10 @@ def _speed(seeds: init.Seeds, params: list[Tensor]) -> list[str]:
     notes = [f"z0 is made again at each step: about {sum(each.values()):.2g} s here"]
     slow = {k: s for k, s in each.items() if k in ("normal", "truncated") and s > 1e-3}
     if slow:
-        uniform = sum(_seconds("uniform", max(kinds[k], key=Tensor.numel), kinds[k]) for k in slow)
+        cheap = sum(_seconds("between", max(kinds[k], key=Tensor.numel), kinds[k]) for k in slow)
         notes.append(
             f"of these, {' and '.join(slow)} weights take {sum(slow.values()):.2g} s; uniform or "
-            f"sign ones would take {uniform:.2g} s"
+            f"sign ones would take {cheap:.2g} s"
         )
     return notes
 

@@ -35,13 +35,16 @@ def key(seed: int, parameter: int, step: int) -> int:
     return mixed
 
 
-@lru_cache(maxsize=1 << 16)
 def prefix(seed: int, parameter: int) -> int:
     """The part of a key that does not change from step to step."""
     h = 0x9E3779B9
     for word in (seed, seed >> 32, parameter):
         h = _mix(h ^ (word & _MASK)) + 0x9E3779B9 & _MASK
     return h
+
+
+cached_prefix = lru_cache(maxsize=1 << 16)(prefix)
+"""For the launches of kernels. torch.compile warns if it traces a cache."""
 
 
 def random_bits(index: Tensor, key: int) -> Tensor:
@@ -90,7 +93,7 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
         start = first_element(p) if _has_kernel(shard, x) else None
         if start is not None:
             launch = launches.setdefault((shard.device, shard.dtype), [])
-            launch.append((shard, x, start, prefix(seed, index)))
+            launch.append((shard, x, start, cached_prefix(seed, index)))
             continue
         rounded = stochastic(x, shard.dtype, key(seed, index, step), sharded.element_numbers(p))
         shard.copy_(rounded)

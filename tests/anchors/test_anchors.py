@@ -649,7 +649,7 @@ def test_the_report_says(name: str, words: str, stepped: bool, tmp_path: Path) -
 
 def test_the_report_offers_cheaper_seeds() -> None:
     net = nn.Linear(800, 800, bias=False)
-    made = {kind: {"weight": getattr(init, kind)(0.0, 0.02)} for kind in ("normal", "uniform")}
+    made = {kind: {"weight": getattr(init, kind)(0.0, 0.02)} for kind in ("normal", "between")}
     said = {}
     for kind, rule in made.items():
         seeds = seeded_(net, rules=lambda path, module, rule=rule: rule)
@@ -657,7 +657,7 @@ def test_the_report_offers_cheaper_seeds() -> None:
         said[kind] = str(memory(net, opt))
     assert "normal weights take" in said["normal"]
     assert "uniform or sign ones would take" in said["normal"]
-    assert "would take" not in said["uniform"]
+    assert "would take" not in said["between"]
 
 
 def test_the_page_has_the_table() -> None:

@@ -54,6 +54,11 @@ def alone(name: str, **size: int) -> tuple[nn.Module, SODA]:
     return model, opt
 
 
+def tolerance(name: str) -> float:
+    """Shampoo's inverse roots magnify the rounding of null directions by (1/eps)^(1/2) = 1e6."""
+    return 1e-8 if "shampoo" in name else 1e-10
+
+
 @cache
 def straight(name: str, **size: int) -> list[Tensor]:
     return weights(alone(name, **size)[0])
@@ -67,7 +72,7 @@ def fsdp(name: str) -> None:
     opt = SODA(groups(model, METHODS[name]), LR)
     train(model, opt, halves=True)
     assert gap(weights(model), weights(network())) > 1e-3, "it stands still"
-    assert gap(weights(model), straight(name)) <= 1e-10
+    assert gap(weights(model), straight(name)) <= tolerance(name)
 
 
 def fsdp_single_precision(name: str) -> None:
@@ -87,7 +92,7 @@ def late(name: str) -> None:
         for p, t in zip(model.parameters(), network().parameters(), strict=True):
             p.copy_(cut(t.detach(), p.device_mesh, p.placements))
     train(model, opt, halves=True)
-    assert gap(weights(model), straight(name)) <= 1e-10
+    assert gap(weights(model), straight(name)) <= tolerance(name)
 
 
 def tensor_parallel(name: str, shape: tuple[int, ...]) -> None:
@@ -104,7 +109,7 @@ def tensor_parallel(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) == 2:
         fully_shard(model, mesh=mesh["dp"])
     train(model, SODA(groups(model, METHODS[name]), LR), halves=shape == (2, 1))
-    assert gap(weights(model), straight(name, width=12)) <= 1e-10
+    assert gap(weights(model), straight(name, width=12)) <= tolerance(name)
 
 
 def average(name: str) -> None:
@@ -114,13 +119,13 @@ def average(name: str) -> None:
     train(model, opt, halves=True)
     y = weights(model)
     opt.eval(), ref.eval()
-    assert gap(weights(model), weights(plain)) <= 1e-10
+    assert gap(weights(model), weights(plain)) <= tolerance(name)
     assert gap(weights(model), y) > 1e-6
     opt.train(), ref.train()
     assert equal(weights(model), y)
     later = range(STEPS, STEPS + 3)
     train(model, opt, later, halves=True), train(plain, ref, later)
-    assert gap(weights(model), weights(plain)) <= 1e-10
+    assert gap(weights(model), weights(plain)) <= tolerance(name)
 
 
 def swapped(name: str) -> None:
@@ -148,7 +153,7 @@ def swapped(name: str) -> None:
         for p in plain.parameters():
             p.mul_(0.5)
     train(plain, SODA(groups(plain, METHODS[name]), LR))
-    assert gap(weights(model), weights(plain)) <= 1e-10
+    assert gap(weights(model), weights(plain)) <= tolerance(name)
 
 
 def swapped_and_stepped(name: str) -> None:
@@ -161,7 +166,7 @@ def swapped_and_stepped(name: str) -> None:
         group["params"] = [new[old[id(p)]] for p in group["params"]]
     train(model, opt, halves=True)
     assert set(opt.state) == set(new.values()), "stale state"
-    assert gap(weights(model), straight(name)) <= 1e-10
+    assert gap(weights(model), straight(name)) <= tolerance(name)
 
 
 def assert_laid_out_as(p: Tensor, state: dict[str, Tensor]) -> None:
@@ -363,7 +368,7 @@ def replicas(name: str, dtype: torch.dtype) -> None:
         assert all(torch.equal(t, other) for other in theirs)
     assert gap(mine, weights(network(dtype))) > 1e-3, "it stands still"
     if dtype == torch.float64:
-        assert gap(mine, straight(name)) <= 1e-10
+        assert gap(mine, straight(name)) <= tolerance(name)
 
 
 def zero_redundancy(name: str) -> None:
@@ -375,7 +380,7 @@ def zero_redundancy(name: str) -> None:
     opt = ZeroRedundancyOptimizer(model.parameters(), SODA, lr=LR, method=method)
     train(DistributedDataParallel(model), opt, halves=True)
     train(plain, SODA(plain.parameters(), LR, method))
-    assert gap(weights(model), weights(plain)) <= 1e-10
+    assert gap(weights(model), weights(plain)) <= tolerance(name)
 
 
 # -- the table ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Pull(NamedTuple):
     run: Callable[[Pairs, float], None]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@backends.not_compiled
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place."""
     work: dict[int, Pairs] = {}
@@ -77,9 +77,14 @@ def _is_number(x: Tensor, z0: Source) -> bool:
 
 
 def _to_numbers(pairs: Pairs, lam: float) -> None:
-    torch._foreach_mul_([x for x, _ in pairs], 1 - lam)
-    if elsewhere := [(x, lam * z0) for x, z0 in pairs if z0 != 0]:
-        torch._foreach_add_(*_columns(elsewhere))
+    """Few calls however many tensors there are, and one pass if the number is zero."""
+    if zero := [x for x, z0 in pairs if z0 == 0]:
+        torch._foreach_add_(zero, zero, alpha=-lam)
+    if others := [(x, z0) for x, z0 in pairs if z0 != 0]:
+        xs, numbers = _columns(others)
+        difference = torch._foreach_neg(xs)
+        torch._foreach_add_(difference, numbers)
+        torch._foreach_add_(xs, difference, alpha=lam)
 
 
 def _has_kernel(x: Tensor, z0: Source) -> bool:

@@ -7,8 +7,10 @@ import torch and triton alone. They are imported when a tensor on a GPU first ne
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,19 @@ from torch import Tensor, nn
 PLAIN = frozenset((Tensor, nn.Parameter))
 KERNEL_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 """The dtypes that kernels read and write."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def not_compiled(f: F) -> F:
+    """Exclude a function from torch.compile.
+
+    `torch.compiler.disable` imports torch._dynamo at once, which adds a second to `import sodaopt`.
+    If the private form goes, use the public one.
+    """
+    excluded: F = torch._disable_dynamo(f)  # type: ignore[attr-defined]
+    return excluded
 
 
 def usable(device: torch.device) -> bool:
@@ -31,7 +46,10 @@ def readable(t: Tensor) -> bool:
 def readable_together(tensors: list[Tensor]) -> bool:
     """Whether a kernel may read all tensors with one index: they share shape and device."""
     shape, device = tensors[0].shape, tensors[0].device
-    return all(t.shape == shape and t.device == device and readable(t) for t in tensors)
+    for t in tensors:  # noqa: SIM110  # a generator takes twice as long, for each parameter and step
+        if not readable(t) or t.shape != shape or t.device != device:
+            return False
+    return True
 
 
 @cache

@@ -24,15 +24,17 @@ def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None)
     """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
-    tensors: list[Any] = [p, p.grad]
-    for name in ("m", "v"):
-        if name in state:
-            tensors.append(state[name])
-            if state[name].dtype != torch.float32:
-                return False
-    if type(p) not in backends.PLAIN:
-        if kernel == "polar" or not sharded.is_placed_like(p.grad, p):
+    if type(p) not in backends.PLAIN and (
+        kernel == "polar" or not sharded.is_placed_like(p.grad, p)
+    ):
+        return False
+    tensors: list[Any] = [p]
+    if kernel != "polar":  # else plain operations read the gradient and m
+        moments = [state[name] for name in ("m", "v") if name in state]
+        if any(t.dtype != torch.float32 for t in moments):
             return False
+        tensors += [p.grad, *moments]
+    if type(p) not in backends.PLAIN:
         tensors = [sharded.local(t) for t in tensors]
     if isinstance(z0, Tensor):
         tensors.append(z0)
@@ -94,7 +96,7 @@ def _counter(b: Bucket, j: int) -> tuple[int, int]:
     """The rounding bits of a 16-bit parameter: its first element's index, and the key's prefix."""
     if b.params[j].dtype not in rounding.HALVES:
         return 0, 0
-    return rounding.first_element(b.params[j]) or 0, rounding.prefix(b.seed, b.indices[j])
+    return rounding.first_element(b.params[j]) or 0, rounding.cached_prefix(b.seed, b.indices[j])
 
 
 def _bits(number: float) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sodaopt import anchors
 from sodaopt._errors import times, unknown
-from sodaopt.backends import PLAIN, usable
+from sodaopt.backends import PLAIN, not_compiled, usable
 from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
@@ -102,7 +102,7 @@ class SODA(StatefulOptimizer):
         self._step()
         return loss
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # k is read on the host: a traced step would freeze it
+    @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
         for bucket in self._buckets():
             # inside an autocast region the matrix products would run in 16 bits
@@ -117,10 +117,10 @@ class SODA(StatefulOptimizer):
         A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
         device starts while the host prepares the rest.
         """
-        buckets: dict[Any, Bucket] = {}
-        index, early = 0, False
-        for number, group in enumerate(self.param_groups):
-            method = self.methods[group["method"]]
+        index = 0
+        for group in self.param_groups:
+            buckets: dict[Any, Bucket] = {}
+            method, early = self.methods[group["method"]], False
             for j, p in enumerate(group["params"], index):
                 if p.grad is None or p.numel() == 0:
                     continue
@@ -132,7 +132,7 @@ class SODA(StatefulOptimizer):
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
                 past = tuple([float(s[name]) for name in method.memory])
-                key = number, k, past, p.dtype, p.device, is_sharded, kernel, alone
+                key = k, past, p.dtype, p.device, is_sharded, kernel, alone
                 bucket = buckets.get(key)
                 if bucket is None:
                     bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
@@ -141,7 +141,7 @@ class SODA(StatefulOptimizer):
                     early = True
                     yield buckets.pop(key)
             index += len(group["params"])
-        yield from buckets.values()
+            yield from buckets.values()
 
     def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> tuple[State, int]:
         """The state and the step count of a parameter that is about to be stepped."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
@@ -33,7 +34,7 @@ class Fp32Step:
         self.copies: Any = WeakTensorKeyDictionary()
         self.trusted = False  # the base was seen to move the copy
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @not_compiled
     def step(self, params: list[Tensor], points: list[Tensor]) -> None:
         """Step the base with an fp32 copy at each point instead of the parameter.
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
 from sodaopt.anchors import Source, pull_, value
+from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
@@ -185,7 +186,7 @@ class SODAWrapper(Wrapper):
             kept |= pull.captured if ready else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it happens once, and reads values
+    @not_compiled  # it happens once, and reads values
     def _capture(
         self, group: Group, kept: dict[Tensor, Any], new: list[Tensor], pull: _Pull
     ) -> None:
