@@ -2,7 +2,7 @@
 
     python -m tools.known_bases
 
-Writes the table of src/sodaopt/wrappers/known_bases.py, and docs/bases.md. An optimizer reads the
+Writes the table of src/sodaopt/wrappers/non_readers.txt, and docs/bases.md. An optimizer reads the
 weights if its update depends on them and not on the gradients alone.
 """
 
@@ -178,15 +178,13 @@ def _short(e: Exception) -> str:
     return f"{type(e).__name__}: {e}".splitlines()[0][:110]
 
 
-TABLE = Path(__file__).parents[1] / "src" / "sodaopt" / "wrappers" / "known_bases.py"
+TABLE = Path(__file__).parents[1] / "src" / "sodaopt" / "wrappers" / "non_readers.txt"
 PAGE = Path(__file__).parents[1] / "docs" / "bases.md"
-BEGIN, END = "# table:begin", "# table:end"
 
 
 def table() -> list[str]:
     """Return the names in the library's table."""
-    body = TABLE.read_text().split(BEGIN)[1].split(END)[0]
-    return [line.strip().strip('",') for line in body.strip().splitlines()]
+    return TABLE.read_text().split()
 
 
 def versions() -> dict[str, str]:
@@ -231,10 +229,7 @@ def page() -> str:
 def write() -> bool:
     """Write the library's table, and return whether it changed."""
     before = TABLE.read_text()
-    head, rest = TABLE.read_text().split(BEGIN)
-    tail = rest.split(END)[1]
-    lines = "".join(f'        "{n}",\n' for n, c in installed().items() if probe(c) is False)
-    TABLE.write_text(f"{head}{BEGIN}\n{lines}        {END}{tail}")
+    TABLE.write_text("".join(f"{n}\n" for n, c in installed().items() if probe(c) is False))
     return TABLE.read_text() != before
 
 

@@ -1,6 +1,6 @@
 """Print the files and functions of the library that one call of step() visits.
 
-    python -m tools.walk [--json]
+    python -m tools.walk [--json | --docs]
 
 Each optimizer takes two steps on three small fp32 parameters, and the second step is recorded.
 Files and functions are in the order of their first visit. Lambdas and comprehensions are left out.
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import sodaopt
+from benchmarks.pages import DOCS, filled
 from sodaopt import SODA, SODAWrapper, param_groups, zoo
 
 PACKAGE = Path(sodaopt.__file__).parent
@@ -76,6 +77,7 @@ def walk(opt: torch.optim.Optimizer) -> Walk:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON: case -> file -> functions")
+    parser.add_argument("--docs", action="store_true", help="write docs/design.md")
     args = parser.parse_args()
     walks = {
         name: None if gpu and not torch.cuda.is_available() else walk(make())
@@ -83,12 +85,30 @@ def main() -> None:
     }
     if args.json:
         print(json.dumps(walks, indent=2))
-        return
+    elif args.docs:
+        (DOCS / "design.md").write_text(page(walks), encoding="utf-8")
+    else:
+        print(text(walks))
+
+
+def text(walks: dict[str, Walk | None]) -> str:
+    lines = []
     for name, visited in walks.items():
-        print(f"{name}: {'needs a GPU' if visited is None else f'{len(visited)} files'}")
+        lines.append(f"{name}: {'needs a GPU' if visited is None else f'{len(visited)} files'}")
         for n, (path, functions) in enumerate((visited or {}).items(), 1):
-            print(f"{n}. {path}: {', '.join(functions)}")
-        print()
+            lines.append(f"{n}. {path}: {', '.join(functions)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def page(walks: dict[str, Walk | None]) -> str:
+    """docs/design.md with the files of each walk."""
+    lines = []
+    for name, visited in walks.items():
+        if visited is not None:
+            files = " -> ".join(f"`{path}`" for path in visited)
+            lines += [f"{name}, {len(visited)} files: {files}.", ""]
+    return filled(DOCS / "design.md", "walk", "\n".join(lines).strip())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +29,8 @@ def not_compiled(f: F) -> F:
     `torch.compiler.disable` imports torch._dynamo at once, which adds a second to `import sodaopt`.
     If the private form goes, use the public one.
     """
-    excluded: F = torch._disable_dynamo(f)  # type: ignore[attr-defined]
-    return excluded
+    excluded: Any = torch._disable_dynamo(f)  # type: ignore[attr-defined]
+    return cast(F, excluded)
 
 
 def usable(device: torch.device) -> bool:
