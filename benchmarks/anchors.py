@@ -1,12 +1,12 @@
-"""What each anchor costs: the time that SODAWrapper adds to torch's fused AdamW, and the bytes.
+"""The cost of each anchor: the time that SODAWrapper adds to torch's fused AdamW, and the bytes.
 
     python -m benchmarks.anchors --rounds 15 --out benchmarks/results/anchors-cpu.json
     python -m benchmarks.anchors --rounds 20 --device cuda --out .../anchors-h200.json
     python -m benchmarks.anchors --docs
 
 The parameters are those of a 124M GPT with tied embedding, zero-initialised projections as in the
-paper. Steps of the bare and the wrapped base alternate, so that a busy machine slows both; medians.
-Seeds, which take longest, get a third of the rounds.
+paper. Steps of the bare and the wrapped base alternate, so that a busy machine slows both.
+Times are medians. Seeds take longest and get a third of the rounds.
 """
 
 from __future__ import annotations

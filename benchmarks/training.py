@@ -1,17 +1,17 @@
-"""How fast the lab trains: tokens a second, MFU, and where the GPU's time goes.
+"""Measure how fast the lab trains: tokens a second, MFU, and the GPU's time by kernel.
 
     python -m benchmarks.training gpt-124m:soda_dagger gpt-124m:adamw [--steps 30] [--out FILE]
     python -m benchmarks.training proxy:soda_dagger proxy:plain --steps 400 --out FILE
     python -m benchmarks.training --docs
 
-A row is a preset and an optimizer, trained by the loop of `sodaopt train` as it is; "plain" is the
-same model compiled in a bare loop with torch's fused AdamW, one batch over and over, without CUDA
-graphs, which the lab has where one pass makes a step, and looked at every 5 steps. The data are
-random ids of GPT-2's vocabulary, or for a preset with another vocabulary the package's own corpus.
-Validation and saving are not counted, nor are the first laps, in which the model is compiled. MFU
-counts 6 operations for each parameter and token and 12 x depth x width x context for attention,
-over the maker's dense bf16 peak. The last three steps run under torch's profiler, after the times
-were taken; what the GPU does in them is summed by kind of kernel, and the rest of a step is idle.
+A row is a preset and an optimizer, trained by the loop of `sodaopt train`. "plain" is the same model
+compiled in a bare loop with torch's fused AdamW: one batch again and again, without CUDA graphs, and
+with the loss read every 5 steps. The data are random ids of GPT-2's vocabulary, or the package's own
+corpus for a preset with another vocabulary. Validation, saving and the first laps, in which the
+model is compiled, are not counted. MFU counts 6 operations for each parameter and token and 12 x
+depth x width x context for attention, over the vendor's dense bf16 peak. The last three steps run
+under torch's profiler, after the times were taken. Kernel times are summed by kind, and the rest of
+a step is idle.
 """
 
 from __future__ import annotations

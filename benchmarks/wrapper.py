@@ -1,12 +1,11 @@
-"""What SODAWrapper adds to a step of torch's fused AdamW, side by side in one run.
+"""The time that SODAWrapper adds to a step of torch's fused AdamW, side by side in one run.
 
     python -m benchmarks.wrapper [--parameters 100e6] [--device cpu] [--rounds 40]
 
-The two steps alternate on the same parameters, so that a busy machine slows both; the times are
-medians, and so are the percentages, over neighbouring steps. The floor by bytes is 12 a parameter
-(read x and z0, write x) over AdamW's 28: 43 %. What torch takes to move the pull's bytes is
-measured too, as a plain copy of z0, which reads it and the place it goes to (a line of the cache at
-a time) and writes that.
+The two steps alternate on the same parameters, so that a busy machine slows both. Times are
+medians, and percentages are medians over neighbouring steps. The floor by bytes is 12 a parameter
+(read x and z0, write x) over AdamW's 28: 43 %. A plain copy of z0 is timed too: it moves as many
+bytes as the pull, because it also reads the cache lines that it writes.
 """
 
 from __future__ import annotations

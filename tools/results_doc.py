@@ -14,29 +14,30 @@ PAGE = ROOT / "docs" / "results.md"
 
 HEAD = """# Results
 
-What `sodaopt reproduce` measured, by `make results` from the files under `results/`. A loss is
-compared with its baseline seed by seed: the same seed gives the same initial weights and the same
-batches. Anchored rows use their baseline's learning rate, and only baselines are tuned. Numbers of
-the paper are from a model 18 times the size on other data: compare the signs, not the losses.
+This page shows the measurements of `sodaopt reproduce`. `make results` writes it from the files under
+`results/`. A loss is compared with its baseline seed by seed: the same seed gives the same initial
+weights and the same batches. Anchored rows use their baseline's learning rate, and only baselines
+are tuned. The paper's numbers are from a model 18 times the size on other data: compare the signs,
+not the losses.
 
 The data of the proxy scale are 538 MB of English Wikipedia, tokenised by
 
     sodaopt data prepare wiki_train_0{0,1,2}.txt.xz --val wiki_val.txt.xz --vocab 8192 \\
         --out runs/data/proxy
 
-from files with articles one after another, an `<|endoftext|>` line between them.
+from files in which an `<|endoftext|>` line separates the articles.
 
-## What they say so far
+## Findings so far
 
 - A pull on hidden layers that falls with the learning rate ends below Muon with a tuned weight
   decay, in the mean of six seeds, and both intervals exclude zero. The paper's pull, which goes on
   to the end, is between the two: its paired interval includes zero. On all layers, the pull that
   falls with the learning rate ends above Muon with a tuned weight decay.
 - The wrapper around Muon, on hidden layers, ends below Muon in the mean of three seeds, as in the
-  paper; three seeds do not settle it (p below). Hidden layers alone are better than all layers, as
-  in the paper, and that is significant.
+  paper. Three seeds do not settle it (p below). Hidden layers alone are better than all layers, as
+  in the paper, and that difference is significant.
 - On all layers the wrapper ends above its base at this size, around Muon and around uScion, in the
-  mean of three seeds, which do not settle it either; in the paper it helped both.
+  mean of three seeds, which do not settle it either. In the paper it helped both.
 - The wrapper around uScion, on hidden layers, is better than uScion. Against Scion, which decays,
   there is no difference that three seeds can show.
 """

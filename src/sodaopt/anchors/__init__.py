@@ -1,7 +1,7 @@
 """Where z0, the initial weights, lives: the pull needs them at every step.
 
     clone      a copy in the parameter's dtype                                   exact
-    bf16       half of that; the weights are rounded to bf16 once, at the start  exact
+    bf16       half of that, after rounding the weights to bf16 once        exact
     cpu        a copy on the host, pinned, copied to the device at each step     exact
     constant   one number, for parameters that start at zero or one              exact
     file       a memory-mapped safetensors file: finetuning, or a frozen reference model

@@ -19,8 +19,8 @@ def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ..
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # the low 64 bits of a product, also where that wraps round to a negative int64; what is
-        # above a word in c1 and c3 is cut off after the xor that they are for
+        # These are the low 64 bits of the products, even if they wrap to a negative int64. The bits
+        # of c1 and c3 above a word are cut off after the xor.
         p0, p1 = c0 * _M0, c2 * _M1
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)

@@ -47,7 +47,7 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
-    """z0 as a tensor with the dtype and device of x; a constant has no dimensions."""
+    """z0 as a tensor with the dtype and device of x, without dimensions if it is a constant."""
     if isinstance(z0, Seeded):
         made = torch.zeros(x.shape, dtype=z0.p.dtype, device=x.device)
         pull_([made], [z0], 1.0)
@@ -167,7 +167,7 @@ PULLS = (  # the first that wants a pair pulls it
 
 
 def _buckets(pairs: Pairs, size: int) -> Iterator[Pairs]:
-    """The pairs in lists of at most `size` bytes of z0; large contiguous tensors are cut."""
+    """The pairs in lists of at most `size` bytes of z0. Large contiguous tensors are cut."""
     bucket: Pairs = []
     used = 0
     for x, z0 in pairs:

@@ -1,7 +1,7 @@
 """The five lines in one pass over memory, by a Triton kernel on a GPU.
 
-A geometry names its kernel (`Geometry.kernel`). "polar" is fused after the polar factors; the
-other kernels are fused from end to end.
+A geometry names its kernel (`Geometry.kernel`). "polar" is fused after the polar factors.
+The other kernels are fused from end to end.
 """
 
 from __future__ import annotations

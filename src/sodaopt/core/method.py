@@ -30,7 +30,7 @@ class Coefs(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """The slots of the template; `dataclasses.replace` is the way to vary one.
+    """The slots of the template. Use `dataclasses.replace` to vary one.
 
         m     <- (1 - alpha) m + alpha g                  dual averaging
         m_bar  = (1 - alpha_bar) m + alpha_bar g          optimism

@@ -27,7 +27,10 @@ class Point(NamedTuple):
 def iterates(
     method: Method, x0: Tensor, grad: Callable[[Tensor], Tensor], lr: float | Callable[[int], float]
 ) -> Iterator[Point]:
-    """Steps of `method` from x0 on one parameter, without end; grad(y) is the gradient there."""
+    """Yield the steps of `method` from x0 on one parameter, without end.
+
+    grad(y): the gradient at y.
+    """
     x = y = z = z0 = x0.clone()
     m = x0 * 0
     state, past = method.geometry.state(x0, x0.dtype), method.memory

@@ -28,9 +28,12 @@ class StatefulOptimizer(Optimizer):
     # -- state --------------------------------------------------------------------------------
 
     def _fresh(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """Make the state of a parameter before its first step; first: that step begins now."""
+        """Make the state of a parameter before its first step.
+
+        first: that step begins now, and an anchor may check or round the weights.
+        """
         y, dtype = p.detach(), sum_dtype(p.dtype)
-        # float64 counts beyond 2^24; on a GPU, reading the count would synchronise the device
+        # float64 counts beyond 2^24. On a GPU, reading the count would synchronise the device.
         s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
         if method.centre == "init":
             s["z0"] = self.anchor.capture(p, first)
@@ -95,7 +98,7 @@ class StatefulOptimizer(Optimizer):
         return super().__getstate__() | {"methods": self.methods, "anchor": self.anchor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "methods" not in state:  # from load_state_dict; from pickle and deepcopy it is there
+        if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
             for p, loaded in state["state"].items():
                 state["state"][p] = self._release(p, loaded)

@@ -131,7 +131,7 @@ def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:
 
 
 def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
-    """z = centre + u; x <- lerp(x, z, lam); y <- lerp(x, z, lam_bar), with x and z stored."""
+    """z = centre + u, x <- lerp(x, z, lam), y <- lerp(x, z, lam_bar), with x and z stored."""
     method = b.method
     z = u
     if method.centre == "init":

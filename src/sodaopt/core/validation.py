@@ -36,7 +36,7 @@ def as_list(params: Any, where: str) -> list[Any]:
 
 def check_lr(lr: Any, where: str) -> None:
     if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
-        raise TypeError(f"{where}: lr must be a number, got {lr!r}; SODA(params, lr, method)")
+        raise TypeError(f"{where}: lr must be a number, got {lr!r}: SODA(params, lr, method)")
     if not 0 <= float(lr) < float("inf"):
         raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
 
@@ -53,7 +53,7 @@ def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
         example = f", e.g. zoo.{takers[0]}({key}={group[key]!r})" if takers else ""
         raise ValueError(
             f"{where} carries {key}={group[key]!r}, which would be ignored: it belongs to the "
-            f"method{example}; drop it from the group"
+            f"method{example}. Remove it from the group."
         )
 
 

@@ -33,7 +33,7 @@ State: TypeAlias = dict[str, Any]
 class Context:
     """The inputs of a map besides m_bar, for parameters that share k and lr.
 
-    shapes: the parameters' own shapes; a tensor of g or state may be one rank's shard.
+    shapes: the whole parameters' shapes. A tensor of g or state may be one rank's shard.
     g: the gradients.
     state: each parameter's state, updated in place.
     """
@@ -85,7 +85,7 @@ class Geometry:
         return {}
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        """Return u for each m_bar in new tensors; context.state is updated in place."""
+        """Return u for each m_bar in new tensors, and update context.state in place."""
         raise NotImplementedError
 
 
@@ -276,7 +276,7 @@ class Kronecker(Geometry):
 
 @dataclass(frozen=True)
 class MultiNorm(Geometry):
-    """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times; u = -gamma X.
+    """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times, and u = -gamma X.
 
     RMS(X) is 1, so gamma is a radius. It has no state and no dual norm, hence no sharp or clip.
     """

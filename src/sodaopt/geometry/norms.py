@@ -53,11 +53,11 @@ class Norm:
         raise NotImplementedError
 
     def minimiser(self, X: Tensor) -> Tensor:
-        """argmin <X, U> over the unit ball, for a batch (n, o, i); zero if X is zero."""
+        """argmin <X, U> over the unit ball, in a batch (n, o, i). Zero maps to zero."""
         raise NotImplementedError
 
     def size(self, X: Tensor) -> Tensor:
-        """The norm before scaling, for a batch (n, o, i) -> (n,)."""
+        """The norm before scaling of each matrix in a batch: (n, o, i) -> (n,)."""
         raise NotImplementedError
 
     def lmo(self, d: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Norm:
         return -(d * self.lmo(d)).sum(self.view(d.shape).dims)
 
     def norm(self, x: Tensor) -> Tensor:
-        """The norm; if a view cuts one matrix into blocks, the largest of theirs."""
+        """The norm. If a view cuts one matrix into blocks, it is the largest of their norms."""
         f = self.view(x.shape)
         size: Tensor = self.size(f.fold(x)) / self.width(x.shape)
         stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
@@ -113,7 +113,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Sign(Norm):
-    """max |x|; lmo = -sign. A parameter that is not a matrix has factor 1."""
+    """max |x|, with lmo = -sign. A parameter that is not a matrix has factor 1."""
 
     view: View = elements
     elementwise: ClassVar[bool] = True
@@ -138,7 +138,7 @@ class Sign(Norm):
 
 @dataclass(frozen=True)
 class Spectral(Norm):
-    """The largest singular value; lmo = -U V^T by the polar backend (a polynomial by default)."""
+    """The largest singular value, with lmo = -U V^T by the polar backend."""
 
     polar: Polar = KELLER
     ball_kernel: ClassVar[str | None] = "polar"
@@ -174,7 +174,7 @@ class Spectral(Norm):
 
 @dataclass(frozen=True)
 class _Lengths(Norm):
-    """The largest Euclidean length among the slices of X along `along`; lmo makes each one 1."""
+    """The largest Euclidean length among the slices of X along `along`. The lmo makes each 1."""
 
     along: ClassVar[tuple[int, ...]] = (-2, -1)
 
@@ -225,7 +225,7 @@ class Euclidean(_Lengths):
 
 @dataclass(frozen=True)
 class BiasRMS(_Lengths):
-    """Root mean square of a vector (Scion's norm for biases and gains); lmo = -d/RMS(d)."""
+    """Root mean square of a vector (Scion's norm for biases and gains), with lmo = -d/RMS(d)."""
 
     view: View = whole
 

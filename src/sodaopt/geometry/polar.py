@@ -72,7 +72,7 @@ class Newton:
 
 @dataclass(frozen=True)
 class Exact:
-    """U V^T by the SVD; singular values at rounding level count as zero, as sign(0) = 0 does."""
+    """U V^T by the SVD. Singular values at rounding level count as zero, since sign(0) = 0."""
 
     name: str = "exact"
 

@@ -16,7 +16,7 @@ Scale: TypeAlias = Callable[[Factor, Frame], float]
 
 
 def dense(factor: Factor, f: Frame) -> float:
-    """The paper's factor for hidden, last and image-input layers; for a kernel, divided by taps."""
+    """The paper's factor for hidden, last and image-input layers. A kernel's is divided by taps."""
     return factor(f.o, f.i) / f.taps
 
 

@@ -60,7 +60,7 @@ def exchange(a: Tensor, b: Tensor) -> None:
 
 
 def like(t: Tensor, p: Any) -> Tensor:
-    """The DTensor whose shard on this rank is t, placed like p; t itself if p is plain."""
+    """The DTensor whose shard on this rank is t, placed like p. It is t itself if p is plain."""
     if not is_sharded(p):
         return t
     shape, stride = p.shape, p.stride()

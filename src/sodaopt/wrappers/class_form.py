@@ -31,7 +31,7 @@ def class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -
         cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **options)
 
     def __reduce__(self: Any) -> Any:
-        if type(self) is made:  # the class has no importable name; a subclass of it may have one
+        if type(self) is made:  # this class has no importable name, but a subclass may
             return _rebuild, (cls, base_class, options), self.__getstate__()
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 

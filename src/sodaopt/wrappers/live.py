@@ -102,7 +102,7 @@ class LiveOptimizer(Optimizer):
         try:
             self._check_groups(self.base.param_groups)
         except ValueError:
-            del self.base.param_groups[count:]  # a refused group leaves no trace
+            del self.base.param_groups[count:]  # restore the groups as they were
             raise
         for group in self.base.param_groups[count:]:
             for p in group["params"]:

@@ -1,12 +1,12 @@
-"""Come from elsewhere, and leave: other optimizers' checkpoints in, plain weights out.
+"""Continue from another optimizer's checkpoint, and export plain weights.
 
     opt = SODAWrapper(AdamW(model.parameters(), lr=1e-4, weight_decay=0))
     sodaopt.continue_from(opt, torch.load("adamw.pt")["optimizer"])   # AdamW, Muon, Schedule-Free
     ...
     torch.save(sodaopt.export(model, opt), "weights.pt")
 
-The anchor is then the weights that the model holds at the next step, unless the optimizer was given
-another one (`anchors.FromFile`).
+The anchor is the model's weights at the next step, unless the optimizer has another one
+(`anchors.FromFile`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from sodaopt.wrappers.known_bases import DECAYS
 def continue_from(optimizer: Wrapper, state_dict: dict[str, Any]) -> None:
     """Load the state of another optimizer into a wrapped one of its kind.
 
-    The decay that it was saved with is dropped: the pull takes its place. A Schedule-Free state
-    (its z, exp_avg_sq) becomes an Adam state at the same step with a momentum of zero; put its
-    weights into the model in eval mode.
+    The saved weight decay is dropped, because the pull replaces it. A Schedule-Free state becomes an
+    Adam state at the same step with a momentum of zero. Load its weights in eval mode.
     """
     groups = [
         g | {key: off for key, off in DECAYS.items() if key in g}
@@ -41,7 +40,7 @@ def continue_from(optimizer: Wrapper, state_dict: dict[str, Any]) -> None:
             f"the checkpoint has {len(groups)} parameter groups and the optimizer {len(live)}: "
             "build the optimizer with the same groups"
         )
-    # what the checkpoint's optimizer calls otherwise keeps this one's value (foreach, fused, ...)
+    # keys that the checkpoint does not have keep this optimizer's values (foreach, fused, ...)
     merged = [
         {k: v for k, v in current.items() if k != "params"}
         | {k: v for k, v in g.items() if k in current and k not in ("foreach", "fused")}
@@ -52,7 +51,7 @@ def continue_from(optimizer: Wrapper, state_dict: dict[str, Any]) -> None:
 
 
 def _from_schedule_free(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """AdamWScheduleFree's state as Adam's: the same second moment and step, no momentum yet."""
+    """Convert AdamWScheduleFree's state to Adam's, with zero momentum."""
     state, groups = {}, []
     for g in state_dict["param_groups"]:
         for n in g["params"]:
@@ -70,9 +69,9 @@ def _from_schedule_free(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 @torch.no_grad()
 def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """The model's state dict with the method's output x in it, as copies on the host.
+    """Return the model's state dict with the method's output x, as copies on the host.
 
-    The optimizer and the model go on as they were, in whatever mode they are.
+    The optimizer and the model keep their mode.
     """
     prefix = getattr(optimizer, "prefix", "")
     key = f"{prefix}_train_mode" if prefix else "train_mode"

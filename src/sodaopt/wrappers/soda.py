@@ -48,7 +48,7 @@ class SODAWrapper(Wrapper):
         adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
         opt = SODAWrapper(adamw, only=hidden(model))
 
-    There is no weight decay to tune, so the base's must be 0. (The paper's Algorithm 1.)
+    This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
     only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all.
     start: steps before the pull begins (a warmup).

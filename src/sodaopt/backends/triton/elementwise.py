@@ -87,8 +87,8 @@ def step_(
     """Step many parameters of one method.
 
     written: the parameters and their state.
-    rows: for each parameter its size; the addresses of parameter, gradient, m, v and z0 (or the
-    bits of a constant z0), 0 if unused; the index of its first element; `rounding.prefix`.
+    rows: eight numbers a parameter: its size, the addresses of parameter, gradient, m, v and z0
+    (0 if unused, the bits of a constant z0), the index of its first element, `rounding.prefix`.
     coefs: alpha, alpha_bar, lam, rate, eps, scale.
     p, g, z0: dtypes of parameters, gradients and z0.
     options: the kernel's constants MAP, CENTRE, MOMENTUM, OPTIMISM and MAXIMIZE.
