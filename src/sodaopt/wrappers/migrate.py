@@ -24,8 +24,8 @@ from sodaopt.wrappers.known_bases import DECAYS
 def continue_from(optimizer: Wrapper, state_dict: dict[str, Any]) -> None:
     """Load the state of another optimizer into a wrapped one of its kind.
 
-    The saved weight decay is dropped, because the pull replaces it. A Schedule-Free state becomes an
-    Adam state at the same step with a momentum of zero. Load its weights in eval mode.
+    The saved weight decay is dropped, because the pull replaces it. A Schedule-Free state becomes
+    an Adam state at the same step with a momentum of zero. Load its weights in eval mode.
     """
     groups = [
         g | {key: off for key, off in DECAYS.items() if key in g}
