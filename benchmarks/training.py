@@ -8,10 +8,10 @@ A row is a preset and an optimizer, trained by the loop of `sodaopt train`. "pla
 model compiled in a bare loop with torch's fused AdamW: one batch again and again, without CUDA
 graphs, and with the loss read every 5 steps. The data are random ids of GPT-2's vocabulary, or the
 package's own corpus for a preset with another vocabulary. Validation, saving and the first laps, in
-which the model is compiled, are not counted. MFU counts 6 operations for each parameter and token and 12 x
-depth x width x context for attention, over the vendor's dense bf16 peak. The last three steps run
-under torch's profiler, after the times were taken. Kernel times are summed by kind, and the rest of
-a step is idle.
+which the model is compiled, are not counted. MFU counts 6 operations for each parameter and token
+and 12 x depth x width x context for attention, over the vendor's dense bf16 peak. The last three
+steps run under torch's profiler, after the times were taken. Kernel times are summed by kind, and
+the rest of a step is idle.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ HEAD = """# Results
 
 This page shows the measurements of `sodaopt reproduce`. `make results` writes it from the files
 under `results/`. A loss is compared with its baseline seed by seed: the same seed gives the same
-initial weights and the same batches. Anchored rows use their baseline's learning rate, and only baselines
-are tuned. The paper's numbers are from a model 18 times the size on other data: compare the signs,
-not the losses.
+initial weights and the same batches. Anchored rows use their baseline's learning rate, and only
+baselines are tuned. The paper's numbers are from a model 18 times the size on other data: compare
+the signs, not the losses.
 
 The data of the proxy scale are 538 MB of English Wikipedia, tokenised by
 

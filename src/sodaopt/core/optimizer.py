@@ -56,6 +56,7 @@ class SODA(StatefulOptimizer):
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
     stochastically.
 
+    lr: may be left out if every group has its own.
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
     seed: selects the rounding bits.
@@ -65,7 +66,7 @@ class SODA(StatefulOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor,
+        lr: float | Tensor | None = None,
         method: Method | str | None = None,
         *,
         foreach: bool | None = None,
@@ -75,7 +76,12 @@ class SODA(StatefulOptimizer):
     ) -> None:
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
-        check_lr(lr, "SODA")
+        if isinstance(params, set):
+            raise TypeError("params is a set, whose order changes between runs: pass a list")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
+        if lr is not None:
+            check_lr(lr, "SODA")
         defaults = {
             "lr": lr,
             "method": None if method is None else self._register(method),
@@ -193,9 +199,14 @@ class SODA(StatefulOptimizer):
         factor = group.pop("lr_factor", 1.0)
         if "lr" in group and factor != 1:
             raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
-        group.setdefault("lr", self.defaults["lr"] * factor if factor != 1 else self.defaults["lr"])
+        if group.setdefault("lr", self.defaults["lr"]) is None:
+            raise ValueError(
+                f"{where} has no lr: SODA(params, lr, method), or an 'lr' in the group"
+            )
+        group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         check_lr(group["lr"], where)
         check_keys(group, method, where)
+        group["settings"] = repr(method)
         group["params"] = params = as_list(group.get("params"), where)
         lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))

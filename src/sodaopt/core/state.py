@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -60,9 +61,10 @@ class StatefulOptimizer(Optimizer):
         return s
 
     def _adopt(self) -> None:
-        """Give every trainable parameter of the groups a state, and drop all other state."""
+        """Give every trainable parameter of the groups a state, and drop others' state."""
         known = self.state.copy()
         self.state.clear()
+        self.state.update({key: s for key, s in known.items() if not isinstance(key, Tensor)})
         for group in self.param_groups:
             for p in group["params"]:
                 if known.get(p):  # a look-up in the defaultdict may have stored {}
@@ -78,7 +80,7 @@ class StatefulOptimizer(Optimizer):
         found: dict[str, Any] = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
         for n, s in found["state"].items():
-            if "z0" in s:
+            if isinstance(s, dict) and "z0" in s and isinstance(n, int):
                 found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
         return found
 
@@ -101,7 +103,8 @@ class StatefulOptimizer(Optimizer):
         if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
             for p, loaded in state["state"].items():
-                state["state"][p] = self._release(p, loaded)
+                if isinstance(p, Tensor):
+                    state["state"][p] = self._release(p, loaded)
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:
@@ -116,6 +119,17 @@ class StatefulOptimizer(Optimizer):
                     f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
                     "the same methods in the same order"
                 )
+            if theirs.get("settings", ours["settings"]) != ours["settings"]:
+                raise ValueError(
+                    f"group {j} runs {ours['settings']}, but the state to load was written by "
+                    f"{theirs['settings']}: build the optimizer with the settings of the checkpoint"
+                )
+        if not all("settings" in theirs for theirs in groups):
+            warnings.warn(
+                "the state to load does not say its method's settings (version 0.1 did not save "
+                "them): make sure that they are this optimizer's",
+                stacklevel=2,
+            )
 
     def _release(self, p: Any, loaded: dict[str, Any]) -> State:
         ours = self.state.get(p, {})
@@ -130,6 +144,13 @@ class StatefulOptimizer(Optimizer):
                 f"the state to load has no {', '.join(missing)} for a parameter of shape "
                 f"{times(p.shape)}: {why}"
             )
+        for name, mine in ours.items():
+            shape = loaded[name].tensor.shape if isinstance(loaded[name], _Shielded) else ()
+            if name != "z0" and shape != mine.shape:
+                raise ValueError(
+                    f"the state to load has {name} of shape {times(shape)} for a parameter of "
+                    f"shape {times(p.shape)}: it was written for another model"
+                )
         return {
             name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
             for name, v in loaded.items()
@@ -181,7 +202,10 @@ def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     def hold(v: Any) -> Any:
         return _Shielded(v) if isinstance(v, Tensor) else v
 
-    state = {k: {n: hold(v) for n, v in s.items()} for k, s in state_dict["state"].items()}
+    state = {
+        k: {n: hold(v) for n, v in s.items()} if isinstance(s, dict) else s
+        for k, s in state_dict["state"].items()
+    }
     return state_dict | {"state": state}
 
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from sodaopt._errors import times
 from sodaopt.core.method import ROWS, Method
 
-KNOWN = {"params", "lr", "lr_factor", "method", "foreach", "maximize", "seed", "train_mode"}
+KNOWN = {
+    "params", "lr", "lr_factor", "method", "settings", "foreach", "maximize", "seed", "train_mode",
+}  # fmt: skip
 """The keys of a group. A key that is close to one of these is a typing error."""
 
 FOREIGN = {

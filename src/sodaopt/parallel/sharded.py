@@ -106,6 +106,18 @@ def part(t: Tensor, p: Any) -> Tensor:
     return t
 
 
+def total(t: Tensor, p: Any) -> Tensor:
+    """Sum t over the ranks that have different shards of p. Every one of them must call it."""
+    if is_sharded(p):
+        import torch.distributed as dist
+
+        t = t.to(p.device_mesh.device_type)
+        for dim, placement in enumerate(p.placements):
+            if placement.is_shard():
+                dist.all_reduce(t, group=p.device_mesh.get_group(dim))
+    return t
+
+
 def pinned(t: Any) -> Tensor:
     """A host tensor in pinned memory, from which the device can copy by itself."""
     if not is_sharded(t):

@@ -9,6 +9,8 @@ SNOO           every H steps a Nesterov step on x with x - z as the gradient (Di
 
 from __future__ import annotations
 
+import sys
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,8 @@ from sodaopt.rounding import sum_dtype
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Wrapper
 from sodaopt.wrappers.live import Group
+
+LARGEST = sys.float_info.max
 
 
 class _Kept(NamedTuple):
@@ -115,7 +119,7 @@ class ScheduleFree(_Averaged):
     ) -> None:
         self.lam = schedules.lr_weighted(r, weight_lr_power)
         self.lam_bar = 1 - _unit("beta", beta)
-        self.weight_decay_at_y = weight_decay_at_y
+        self.weight_decay_at_y = _real("weight_decay_at_y", weight_decay_at_y, 0.0, LARGEST)
         super().__init__(base)
 
 
@@ -192,7 +196,8 @@ class SNOO(_Periodic):
     def __init__(
         self, base: Optimizer, *, every: int = 32, lr: float = 0.7, momentum: float = 0.9
     ) -> None:
-        self.every, self.lr = _positive("every", every), lr
+        self.every = _positive("every", every)
+        self.lr = _real("lr", lr, 0.0, LARGEST)
         self.momentum = _unit("momentum", momentum)
         super().__init__(base)
 
@@ -205,13 +210,21 @@ class SNOO(_Periodic):
         return x - self.lr * (s + self.momentum * b)
 
 
-def _unit(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
-    return value
+def _real(name: str, value: Any, least: float, most: float) -> float:
+    """Return the number, or raise if it is not one between least and most."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not least <= float(value) <= most:
+        where = f"in [{least:g}, {most:g}]" if most < LARGEST else "finite and not negative"
+        raise ValueError(f"{name} must be {where}, got {value}")
+    return float(value)
+
+
+def _unit(name: str, value: Any) -> float:
+    return _real(name, value, 0.0, 1.0)
 
 
 def _positive(name: str, value: Any) -> int:
-    if not (isinstance(value, int) and value > 0):
+    if not (isinstance(value, int) and value > 0) or isinstance(value, bool):
         raise ValueError(f"{name} counts steps and must be a positive integer, got {value!r}")
     return value

@@ -95,7 +95,7 @@ class Wrapper(LiveOptimizer):
             found = [
                 (j, p)
                 for j, p in enumerate(group["params"], index)
-                if p.grad is not None and p.numel()
+                if p.grad is not None and (p.numel() or p.dtype in rounding.HALVES)
             ]
             index += len(group["params"])
             if found:
@@ -166,7 +166,9 @@ def decays(base: Optimizer, group: dict[str, Any]) -> list[str]:
 
 
 def _is_on(value: Any, off: Any) -> bool:
-    return isinstance(value, Tensor) or value != off
+    if isinstance(value, Tensor) and value.is_cuda:
+        return True  # reading it would synchronise the device
+    return bool(value != off)
 
 
 def reads_weights(base: Optimizer) -> bool:

@@ -10,12 +10,34 @@ from typing import Any
 from torch.optim import Optimizer
 
 
+class ClassForm(type):
+    """The metaclass of class forms. They have no importable name, so pickle builds them again."""
+
+
+def _reduce(made: Any) -> Any:
+    return (class_form, made.form) if "form" in vars(made) else made.__qualname__
+
+
+copyreg.pickle(ClassForm, _reduce)
+_MADE: dict[Any, Any] = {}
+
+
 def class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
     """Return the class of `cls(base_class(...), **options)`.
 
     The arguments are those of the base class. Its default weight decay, if any, is replaced by 0,
     also in the signature, because frameworks read the defaults there and pass them.
     """
+    key = cls, base_class, tuple(sorted(options.items()))
+    try:
+        if key not in _MADE:  # one class for one form, so that pickles keep their class
+            _MADE[key] = _make(cls, base_class, options)
+    except TypeError:  # an option that has no hash, such as a list
+        return _make(cls, base_class, options)
+    return _MADE[key]
+
+
+def _make(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
     base_init: Any = base_class.__init__
     signature = inspect.signature(base_init)
     arguments = dict(signature.parameters)
@@ -30,22 +52,11 @@ def class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -
             given.arguments.setdefault("weight_decay", 0.0)
         cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **options)
 
-    def __reduce__(self: Any) -> Any:
-        if type(self) is made:  # this class has no importable name, but a subclass may
-            return _rebuild, (cls, base_class, options), self.__getstate__()
-        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
-
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     body = {
         "__init__": __init__,
-        "__reduce__": __reduce__,
         "__doc__": f"{cls.__name__} around {base_class.__name__}.",
         "__module__": cls.__module__,
+        "form": (cls, base_class, options),
     }
-    made = type(f"{cls.__name__}_{base_class.__name__}", (cls,), body)
-    return made
-
-
-def _rebuild(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
-    made = class_form(cls, base_class, options)
-    return made.__new__(made)
+    return ClassForm(f"{cls.__name__}_{base_class.__name__}", (cls,), body)

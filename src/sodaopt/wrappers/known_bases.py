@@ -10,8 +10,10 @@ import inspect
 from importlib import resources
 from typing import Any
 
-from torch.optim import LBFGS, Optimizer
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from sodaopt._errors import times
 from sodaopt.core.optimizer import SODA
 
 NON_READERS = frozenset(
@@ -47,6 +49,16 @@ def check_base(base: Any, wrapper: str) -> None:
         )
     if not isinstance(base, Optimizer):
         raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
+    if isinstance(base, SparseAdam):
+        raise TypeError(
+            f"{wrapper} cannot wrap SparseAdam: it moves only the rows with a gradient, and the "
+            "pull moves all of them. Use Adam with dense gradients"
+        )
+    if any(group.get("differentiable") for group in base.param_groups):
+        raise ValueError(
+            f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
+            "the derivatives"
+        )
     step = inspect.signature(type(base).step).parameters
     closure = list(step.values())[1] if len(step) > 1 else None
     if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
@@ -61,3 +73,20 @@ def check_base(base: Any, wrapper: str) -> None:
     )
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
+"""State tensors of torch's optimizers that have the shape of their parameter."""
+
+
+def check_moments(state: dict[Any, Any], numbered: list[tuple[Any, Tensor]]) -> None:
+    """Raise if a moment to load has another shape than its parameter."""
+    for n, p in numbered:
+        saved: Any = state.get(n)
+        for name in MOMENTS if isinstance(saved, dict) else ():
+            t = saved.get(name)
+            if isinstance(t, Tensor) and t.dim() == p.dim() and t.shape != p.shape:
+                raise ValueError(
+                    f"the state to load has {name} of shape {times(t.shape)} for a parameter of "
+                    f"shape {times(p.shape)}: it was written for another model"
+                )

@@ -12,11 +12,21 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sodaopt._errors import times
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import check_base
+from sodaopt.wrappers.known_bases import check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
+
+PREFIXES = {
+    "soda": "SODAWrapper",
+    "sf": "ScheduleFree",
+    "gpa": "GPA",
+    "lookahead": "Lookahead",
+    "snoo": "SNOO",
+}
+"""The wrappers by the prefix of their keys."""
 
 
 class LiveOptimizer(Optimizer):
@@ -145,13 +155,22 @@ class LiveOptimizer(Optimizer):
         groups = [self._group_keys() | g for g in state_dict["param_groups"]]
         for group, current in zip(groups, self.base.param_groups, strict=False):
             group |= {k: current[k] for k in self._constructor_keys() if k in current}
-        self._check_groups(groups)  # before anything is loaded
+        # everything is checked and copied before anything is changed
+        self._check_groups(groups)
+        self._check_kind(state_dict["param_groups"])
+        numbered = self._numbered(state_dict)
+        restored = {
+            p: {k: self._restored(p, k.removeprefix(self._key("")), t) for k, t in ours[n].items()}
+            for n, p in numbered
+            if n in ours
+        }
+        check_moments(theirs, numbered)
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
-        for n, p in self._numbered(state_dict):
+        for n, p in numbered:
             if n in theirs:
                 self._fp32_step.restore(p, theirs[n])
-            for key, t in ours.get(n, {}).items():
-                self.base.state[p][key] = self._restored(p, key.removeprefix(self._key("")), t)
+            if restored.get(p):
+                self.base.state[p].update(restored[p])
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -159,7 +178,29 @@ class LiveOptimizer(Optimizer):
         """The parameters with their numbers in a state dict."""
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
+        if len(numbers) != len(params):
+            raise ValueError(
+                f"the state to load has {len(numbers)} parameters and the optimizer {len(params)}: "
+                "build the optimizer with the parameters of the checkpoint"
+            )
         return list(zip(numbers, params, strict=True))
+
+    def _check_kind(self, groups: list[Group]) -> None:
+        """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
+        name, base = type(self).__name__, type(self.base).__name__
+        for group in groups:
+            others = [w for w in PREFIXES if f"{w}_k" in group and w != self.prefix]
+            if others and self._key("k") not in group:
+                raise ValueError(
+                    f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
+                    f"build the optimizer with {PREFIXES[others[0]]}"
+                )
+            keys = {"betas", "momentum", "method"}
+            if missing := sorted(keys & set(self.base.defaults) - set(group)):
+                raise ValueError(
+                    f"the state to load has no {', '.join(missing)}, which {base} needs: it was "
+                    "written by another optimizer"
+                )
 
     def _load_base(self, state_dict: dict[str, Any]) -> None:
         """Load the base without the wrapper's tensors: the base would miss them in the dict."""
@@ -177,6 +218,11 @@ class LiveOptimizer(Optimizer):
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
+        if t.shape != p.shape:
+            raise ValueError(
+                f"the state to load has {name} of shape {times(t.shape)} for a parameter of shape "
+                f"{times(p.shape)}: it was written for another model"
+            )
         return t.detach().to(p.device, copy=True)
 
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:

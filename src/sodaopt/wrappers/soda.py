@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ class _Pull:
     added_later: the points, and the pull to add to them after the base's step.
     captured: newly captured z0 by parameter, kept after the base's step.
     provisional: the captured z0 may be replaced, see `_is_dry`.
+    params, before: the pulled parameters and their points before the step, if the wrapper watches.
     """
 
     lam: float
@@ -39,6 +41,7 @@ class _Pull:
     added_later: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
     captured: dict[Tensor, Tensor] = field(default_factory=dict)
     provisional: bool = False
+    params: list[Tensor] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
 
 
@@ -78,6 +81,8 @@ class SODAWrapper(Wrapper):
             raise ValueError(unknown("at_start", at_start, AT_START))
         if not (isinstance(start, int) and start >= 0) or isinstance(start, bool):
             raise ValueError(f"start counts steps and must not be negative, got {start!r}")
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
         self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
@@ -153,6 +158,7 @@ class SODAWrapper(Wrapper):
         z0 = self._z0(group, [p for p, _ in chosen], pull)
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
         if self.watching:
+            pull.params = [p for p, _ in chosen if p in z0]
             pull.before = [x.clone() for x, _ in pairs]
         pull.pulled = pairs
         if pairs and pull.lam:
@@ -216,8 +222,12 @@ class SODAWrapper(Wrapper):
                     x.sub_(value(z0, x) * pull.lam).div_(1 - pull.lam)
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        self.provisional.discard(p)
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the base's state, and z0 as the anchor keeps it."""
+        super().load_state_dict(state_dict)
+        self.provisional.clear()
 
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.saved(t, p) if name == "z0" else t
@@ -225,17 +235,22 @@ class SODAWrapper(Wrapper):
     # -- diagnostics --------------------------------------------------------------------------
 
     def diagnostics(self) -> list[dict[str, float]]:
-        """One dict a group: k, the coming lam, the weight decay that would pull as hard (lam/lr),
-        ||x - z0||, and after `watch()` the pull's share of the last step."""
+        """Return one dict a group. All ranks must call it.
+
+        k, lam: the count and the strength of the coming step.
+        as_weight_decay: the weight decay that would pull as hard, lam/lr.
+        distance: ||x - z0||.
+        pull, step, share: lengths of the last pull and step, and their ratio, after `watch()`.
+        """
         rows = []
         for j, group in enumerate(self.base.param_groups):
             kept = {p: self._own(p)["z0"] for p in group["params"] if "z0" in self._own(p)}
             lam, lr = float(self.lam(group)), float(group.get("lr", 0.0))
-            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": lam / lr if lr else 0.0}
+            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": _ratio(lam, lr)}
             shards = [
                 (sharded.local(p.detach()), self.anchor.source(p, t)) for p, t in kept.items()
             ]
-            row["distance"] = _length([x - value(z0, x) for x, z0 in shards])
+            row["distance"] = _length(list(kept), [x - value(z0, x) for x, z0 in shards])
             rows.append(row | self.seen.get(j, {}))
         return rows
 
@@ -245,10 +260,10 @@ class SODAWrapper(Wrapper):
 
     def _observe(self, group: Group, pull: _Pull) -> None:
         both = list(zip(pull.pulled, pull.before, strict=True))
-        length = _length([(value(z0, x) - old) * pull.lam for (x, z0), old in both])
-        step = _length([x - old for (x, _), old in both])
+        length = _length(pull.params, [(value(z0, x) - old) * pull.lam for (x, z0), old in both])
+        step = _length(pull.params, [x - old for (x, _), old in both])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
-        self.seen[j] = {"pull": length, "step": step, "share": length / step if step else 0.0}
+        self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
 
 
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
@@ -272,8 +287,19 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
 
 
-def _length(ts: list[Tensor]) -> float:
-    return float(sum((t.float().norm() ** 2 for t in ts), torch.tensor(0.0)) ** 0.5)
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a else 0.0
+
+
+def _length(params: list[Tensor], shards: list[Tensor]) -> float:
+    """The Euclidean length of whole tensors, from this rank's shards, which are placed like params.
+
+    It communicates if they are sharded, so every rank must call it.
+    """
+    squares = [
+        sharded.total(t.float().square().sum(), p) for p, t in zip(params, shards, strict=True)
+    ]
+    return math.sqrt(sum(map(float, squares)))
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
