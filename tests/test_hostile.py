@@ -111,6 +111,14 @@ def test_settings_of_the_method_are_compared() -> None:
         one.load_state_dict(old)
 
 
+@pytest.mark.parametrize("name", sorted(zoo.ROWS))
+def test_settings_do_not_depend_on_the_process(name: str) -> None:
+    """No address of a function is in them."""
+    settings = zoo.ROWS[name]().settings
+    assert "0x" not in settings
+    assert settings.startswith(f"Method({name}: geometry=")
+
+
 def test_state_of_the_user_stays() -> None:
     """torch keeps state entries that do not belong to a parameter."""
     opt = SODA(params(), 0.01, zoo.adam())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -107,6 +108,11 @@ class Method:
     def kernel(self) -> str | None:
         """The fused kernel of the geometry, if the step is one sum."""
         return self.geometry.kernel if self.fused else None
+
+    @cached_property
+    def settings(self) -> str:
+        """The slots as text that is the same in every process, for checkpoints to compare."""
+        return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", repr(self))
 
     def __repr__(self) -> str:
         slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]

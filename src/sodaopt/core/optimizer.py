@@ -206,7 +206,7 @@ class SODA(StatefulOptimizer):
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         check_lr(group["lr"], where)
         check_keys(group, method, where)
-        group["settings"] = repr(method)
+        group["settings"] = method.settings
         group["params"] = params = as_list(group.get("params"), where)
         lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))
