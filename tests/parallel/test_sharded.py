@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import sodaopt
 from sodaopt import SODA, Method, anchors, zoo
 from sodaopt.geometry import Ball, Clip, RowNorm, Sharp, Sign, Spectral
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
@@ -298,6 +299,25 @@ def average_16(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(whole(pair[1]), y)
 
 
+def wrapped_16(wrapper: str) -> None:
+    """A wrapped base steps several 16-bit DTensors as it steps whole parameters."""
+    from torch.distributed.tensor import Shard
+
+    mesh, rng = meshes((2,)), torch.Generator().manual_seed(0)
+    start = [torch.randn(8, 4, generator=rng).bfloat16() for _ in range(3)]
+    plain = [nn.Parameter(t.clone()) for t in start]
+    split = [nn.Parameter(cut(t, mesh, [Shard(0)])) for t in start]
+    make: Any = getattr(sodaopt, wrapper)
+    opts = [make(torch.optim.AdamW(ps, lr=LR, weight_decay=0)) for ps in (plain, split)]
+    for _ in range(4):
+        for p, q in zip(plain, split, strict=True):
+            p.grad = torch.randn(8, 4, generator=rng).bfloat16()
+            q.grad = cut(p.grad, mesh, [Shard(0)])
+        for opt in opts:
+            opt.step()
+    assert equal([whole(q) for q in split], [p.detach() for p in plain])
+
+
 # -- anchors --------------------------------------------------------------------------------------
 
 
@@ -402,6 +422,8 @@ def table() -> Iterator[tuple[str, Callable[..., None], tuple[object, ...]]]:
             yield "tensor_parallel", tensor_parallel, (name, shape)
         yield "replicas", replicas, (name, torch.float64)
         yield "replicas", replicas, (name, torch.bfloat16)
+    for wrapper in ("SODAWrapper", "GPA", "Lookahead"):
+        yield "wrapped_16", wrapped_16, (wrapper,)
     for name in ("adamw", "muon"):
         yield "unreduced", unreduced, (name,)
     for name in ("adamw", "soda(adam)", "schedule_free"):

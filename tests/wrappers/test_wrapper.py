@@ -824,6 +824,33 @@ def test_a_failed_16_bit_step_leaves_groups_and_state(when: str) -> None:
     assert all(p is w for p, w in zip(opt.param_groups[0]["params"], weights, strict=True))
     assert {id(p) for p in opt.state} == set(map(id, weights))
     assert_bitwise(weights, before)
+    copies = opt._fp32_step.copies.values()
+    assert all(c.numel() == 0 and c.grad is None for c in copies)
+    assert not any(hasattr(c, "fp32_copy_of") for c in copies)
+
+
+@pytest.mark.parametrize("at_start", ["keep", "reanchor"])
+def test_an_anchor_that_rounds_fp16_weights(at_start: str) -> None:
+    """The base starts from the rounded weights, which z0 holds exactly."""
+    weights, start = network(torch.float16), 2 if at_start == "reanchor" else 0
+    opt = SODAWrapper(SGD(weights, lr=0.1), anchor="bf16", start=start, at_start=at_start)
+    feed(opt, weights, range(start))
+    opt.param_groups[0]["lr"] = 0.0
+    feed(opt, weights, range(start, start + 1))
+    for w in weights:
+        assert torch.equal(w.detach(), w.detach().bfloat16().half())
+
+
+@pytest.mark.parametrize("make", [adamw, lambda ps: adamw(ps, fused=True)])
+def test_an_empty_16_bit_parameter_is_loaded(make: Make) -> None:
+    """It has no fp32 copy, so its state must keep its dtype."""
+    weights = [*network(torch.bfloat16), Parameter(torch.zeros(0, 4, dtype=torch.bfloat16))]
+    opt = SODAWrapper(make(weights))
+    feed(opt, weights, range(2))
+    opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    feed(opt, weights, range(2, 4))
+    assert opt.state[weights[-1]]["exp_avg"].dtype == torch.bfloat16
+    assert opt.state[weights[0]]["exp_avg"].dtype == torch.float32
 
 
 def test_plain_pull_first_in_bf16_is_lost() -> None:
@@ -958,6 +985,17 @@ def test_diagnostics() -> None:
     pull = sum(((z - x).square().sum() for x, z in zip(old, z0, strict=True)), torch.zeros(()))
     assert row["pull"] == pytest.approx(pull.sqrt().item() / 6, rel=1e-6)
     assert 0 < row["share"] == pytest.approx(row["pull"] / row["step"])
+
+
+def test_diagnostics_of_a_first_step() -> None:
+    """It captures z0, so nothing is pulled, but the weights move."""
+    weights = network()
+    opt = SODAWrapper(SGD(weights, lr=0.1))
+    opt.watch()
+    feed(opt, weights, range(1))
+    [row] = opt.diagnostics()
+    assert row["pull"] == row["share"] == 0
+    assert row["step"] == pytest.approx(row["distance"], rel=1e-5)
 
 
 # -- found by trying to break it ------------------------------------------------------------------

@@ -39,6 +39,11 @@ class GroupStep:
         """The positions of the 16-bit parameters."""
         return [j for j, p in enumerate(self.params) if p.dtype in rounding.HALVES]
 
+    def read(self) -> None:
+        """Copy the 16-bit parameters into their points again."""
+        for j in self.low():
+            self.points[j].copy_(sharded.local(self.params[j]))
+
     def write(self, seed: int, k: int) -> None:
         """Round the points into the 16-bit parameters. Other parameters hold them already."""
         if low := self.low():

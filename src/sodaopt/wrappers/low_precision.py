@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sodaopt.backends import not_compiled
+from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
@@ -43,16 +43,18 @@ class Fp32Step:
         with _own_hooks(self.base, params, points):
             copies = self._copies(params, points)
             witnesses = [] if self.trusted else _witnesses(params, copies)
-            with _replaced(self.base, params, copies):
-                self.base.step()
-                for x, copy in zip(points, copies, strict=True):
-                    stepped = sharded.local(copy)
-                    if stepped.data_ptr() != x.data_ptr():  # some bases set p.data
-                        x.copy_(stepped)
-            for copy in copies:  # the copies stay known to the base, but hold no memory
-                copy.grad = None
-                copy.__dict__.pop("fp32_copy_of", None)
-                sharded.refill(copy, points[0].new_empty(0))
+            try:
+                with _replaced(self.base, params, copies):
+                    self.base.step()
+                    for x, copy in zip(points, copies, strict=True):
+                        stepped = sharded.local(copy)
+                        if stepped.data_ptr() != x.data_ptr():  # some bases set p.data
+                            x.copy_(stepped)
+            finally:
+                for copy in copies:  # the copies stay known to the base, but hold no memory
+                    copy.grad = None
+                    copy.__dict__.pop("fp32_copy_of", None)
+                    sharded.refill(copy, points[0].new_empty(0))
             self._check_witnesses(witnesses)
 
     def _copies(self, params: list[Tensor], points: list[Tensor]) -> list[Any]:
@@ -85,8 +87,11 @@ class Fp32Step:
     # -- the base optimizer's state -----------------------------------------------------------
 
     def _has_fp32_state(self, p: Tensor) -> bool:
-        """Whether the base's state of p must be cast to fp32. SODA's own state already is."""
-        return p.dtype in HALVES and not isinstance(self.base, SODA)
+        """Whether the base's state of p must be cast to fp32. SODA's own state already is.
+
+        An empty parameter has no fp32 copy: the base steps it as it is.
+        """
+        return p.dtype in HALVES and p.numel() > 0 and not isinstance(self.base, SODA)
 
     def widen(self, p: Tensor) -> None:
         """Cast the base's 16-bit state of p to fp32.
@@ -110,11 +115,11 @@ class Fp32Step:
 
 
 def fp32_copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Copy 16-bit tensors to fp32, contiguous ones in a single block of memory.
+    """Copy 16-bit tensors to fp32, contiguous plain ones in a single block of memory.
 
     The allocator tends to return the same block at each step, so the kernels' tables stay valid.
     """
-    is_simple = [t.is_contiguous() and t.numel() % 4 == 0 for t in tensors]
+    is_simple = [type(t) in PLAIN and t.is_contiguous() and t.numel() % 4 == 0 for t in tensors]
     block = [t for t, simple in zip(tensors, is_simple, strict=True) if simple]
     if len(block) < 2 or len({t.device for t in block}) > 1 or torch.compiler.is_compiling():
         return [t.float() for t in tensors]

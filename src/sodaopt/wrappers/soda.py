@@ -33,7 +33,7 @@ class _Pull:
     added_later: the points, and the pull to add to them after the base's step.
     captured: newly captured z0 by parameter, kept after the base's step.
     provisional: the captured z0 may be replaced, see `_is_dry`.
-    params, before: the pulled parameters and their points before the step, if the wrapper watches.
+    before: the selected parameters, their points, and copies from before the step. See `watch`.
     """
 
     lam: float
@@ -41,8 +41,7 @@ class _Pull:
     added_later: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
     captured: dict[Tensor, Tensor] = field(default_factory=dict)
     provisional: bool = False
-    params: list[Tensor] = field(default_factory=list)
-    before: list[Tensor] = field(default_factory=list)
+    before: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
 
 class SODAWrapper(Wrapper):
@@ -153,13 +152,15 @@ class SODAWrapper(Wrapper):
     def _before(self, step: GroupStep) -> _Pull:
         group, pull = step.group, _Pull(self.lam(step.group))
         chosen = _chosen(step)
-        if self.at_start == "reanchor" and group["soda_k"] == self.start:
+        reanchors = self.at_start == "reanchor" and group["soda_k"] == self.start
+        if reanchors:
             self._reanchor(group)
         z0 = self._z0(group, [p for p, _ in chosen], pull)
+        if self.anchor.rounds_weights and (reanchors or pull.captured):
+            step.read()  # the points were made before the anchor rounded the parameters
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
         if self.watching:
-            pull.params = [p for p, _ in chosen if p in z0]
-            pull.before = [x.clone() for x, _ in pairs]
+            pull.before = [(p, x, x.clone()) for p, x in chosen]
         pull.pulled = pairs
         if pairs and pull.lam:
             points, sources = [x for x, _ in pairs], [source for _, source in pairs]
@@ -259,9 +260,11 @@ class SODAWrapper(Wrapper):
         self.watching = on
 
     def _observe(self, group: Group, pull: _Pull) -> None:
-        both = list(zip(pull.pulled, pull.before, strict=True))
-        length = _length(pull.params, [(value(z0, x) - old) * pull.lam for (x, z0), old in both])
-        step = _length(pull.params, [x - old for (x, _), old in both])
+        by_point = {id(x): (p, copy) for p, x, copy in pull.before}
+        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pull.pulled]
+        pulls = [(z0 - copy) * pull.lam for _, copy, z0 in pulled]
+        length = _length([p for p, _, _ in pulled], pulls)
+        step = _length([p for p, _, _ in pull.before], [x - copy for _, x, copy in pull.before])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
         self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
 
