@@ -346,6 +346,5 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
         if method.centre != "last" or method.lam != 1:
             raise ValueError(
                 f"{where} runs {method.name}, which decays or averages by itself (centre "
-                f"{method.centre!r}): use the row without weight_decay, or SODA with "
-                f"zoo.soda(row) alone"
+                f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
             )
