@@ -84,8 +84,8 @@ class Method:
     def _coefs(self) -> list[Coef]:
         return [getattr(self, slot) for slot in Coefs._fields]
 
-    # The tensors between steps. x is y if nothing is averaged or extrapolated, and z is y if lam or
-    # lam_bar is 1.
+    # Which tensors are stored between steps. If nothing is averaged (lam = 1) or extrapolated
+    # (lam_bar = 0), x equals y. If lam or lam_bar is 1, z equals y.
 
     @cached_property
     def keeps_m(self) -> bool:

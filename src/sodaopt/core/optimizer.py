@@ -39,6 +39,7 @@ STEPS = (  # the first that wants a bucket runs it
 
 
 FIRST = 16
+"""Parameters after which a fused bucket is launched, see `SODA._buckets`."""
 
 
 def kernels_run_on(p: Tensor) -> bool:

@@ -181,7 +181,7 @@ class StatefulOptimizer(Optimizer):
 def _swap(p: Tensor, s: State, train: bool) -> None:
     """Exchange y in the parameter with x in the state, bit by bit.
 
-    If the dtypes agree, the key "x" holds y in eval mode. A 16-bit y is kept under "y".
+    In eval mode the key "x" holds y. If the parameter has 16 bits and x is fp32, y is under "y".
     """
     if "y" in s:
         if not train:

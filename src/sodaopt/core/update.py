@@ -53,12 +53,13 @@ class Bucket(Context):
 
     @property
     def gamma(self) -> float:
-        """lam * gamma if the step is one sum and the map is homogeneous in gamma, else gamma."""
+        """lam * gamma if both can be folded into one number (see `folds`), else gamma."""
         gamma: float = self.c.lam * self.c.gamma if self.folds else self.c.gamma
         return gamma
 
     @property
     def folds(self) -> bool:
+        """Whether the step is one sum, and the map homogeneous in gamma."""
         return self.method.fused and self.method.geometry.homogeneous
 
     def kept(self, name: str) -> list[Tensor]:
@@ -78,7 +79,7 @@ class Bucket(Context):
         return [_cast(p, self.dtype) for p in shards]
 
     def write(self, y: list[Tensor]) -> None:
-        """Round the points into 16-bit parameters. Other parameters hold them already."""
+        """Round the points into 16-bit parameters. The other points are the parameters."""
         if self.params[0].dtype != self.dtype:
             rounding.write_(self.params, y, self.indices, self.seed, self.k)
 

@@ -45,7 +45,7 @@ class GroupStep:
             self.points[j].copy_(sharded.local(self.params[j]))
 
     def write(self, seed: int, k: int) -> None:
-        """Round the points into the 16-bit parameters. Other parameters hold them already."""
+        """Round the points into the 16-bit parameters. The other points are the parameters."""
         if low := self.low():
             params, points = [self.params[j] for j in low], [self.points[j] for j in low]
             rounding.write_(params, points, [self.indices[j] for j in low], seed, k)
@@ -100,7 +100,7 @@ class Wrapper(LiveOptimizer):
             found = [
                 (j, p)
                 for j, p in enumerate(group["params"], index)
-                if p.grad is not None and (p.numel() or p.dtype in rounding.HALVES)
+                if p.grad is not None and p.numel()
             ]
             index += len(group["params"])
             if found:

@@ -96,7 +96,7 @@ class Fp32Step:
     def widen(self, p: Tensor) -> None:
         """Cast the base's 16-bit state of p to fp32.
 
-        If a part of it is fp32 already, the base has chosen 16 bits for the rest.
+        Nothing is cast if a part of it is fp32: then the base has chosen 16 bits for the rest.
         """
         state = self.base.state.get(p)
         if isinstance(state, dict) and self._has_fp32_state(p):

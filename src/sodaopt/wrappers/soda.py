@@ -29,7 +29,7 @@ AT_START = ("keep", "restart", "reanchor")
 class _Pull:
     """The pull of one group during a step.
 
-    pulled: the pulled points and their z0.
+    pulled: the points to pull and their z0.
     added_later: the points, and the pull to add to them after the base's step.
     captured: newly captured z0 by parameter, kept after the base's step.
     provisional: the captured z0 may be replaced, see `_is_dry`.
@@ -178,10 +178,11 @@ class SODAWrapper(Wrapper):
             if "z0" in self._own(p):
                 self._keep(p, z0=self.anchor.capture(p, True))
 
+    @not_compiled  # it reads values
     def _z0(self, group: Group, params: list[Tensor], pull: _Pull) -> dict[Tensor, Source]:
         """Where z0 of each parameter is. A z0 that is missing or provisional is captured.
 
-        A captured z0 equals the weights, so there is nothing to pull, unless the anchor differs.
+        A newly captured z0 is left out, because it equals the weights, unless `anchor.differs`.
         """
         state = self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
@@ -193,7 +194,6 @@ class SODAWrapper(Wrapper):
             kept |= pull.captured if ready else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
 
-    @not_compiled  # it happens once, and reads values
     def _capture(
         self, group: Group, kept: dict[Tensor, Any], new: list[Tensor], pull: _Pull
     ) -> None:
@@ -217,9 +217,9 @@ class SODAWrapper(Wrapper):
         """Invert the pull, up to rounding. Points of 16-bit parameters are copies."""
         pull: _Pull = step.held
         if pull.lam < 1 and not pull.added_later[0]:
-            own = {id(x) for j, x in enumerate(step.points) if j not in step.low()}
+            copies = {id(step.points[j]) for j in step.low()}
             for x, z0 in pull.pulled:
-                if id(x) in own:
+                if id(x) not in copies:
                     x.sub_(value(z0, x) * pull.lam).div_(1 - pull.lam)
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
