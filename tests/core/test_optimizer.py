@@ -175,6 +175,27 @@ def test_a_live_state_dict_is_a_copy(method: Method) -> None:
     assert_bitwise(a, b)
 
 
+@few
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loaded_checkpoint_shares_no_memory(method: Method, dtype: torch.dtype) -> None:
+    """m, v, x, z and z0 are copies, so training leaves the loaded dict alone."""
+    weights, new = network(dtype), network(dtype)
+    opt, fresh = SODA(weights, 0.03, method), SODA(new, 0.03, method)
+    run(opt, weights, range(3))
+    loaded = copy.deepcopy(opt.state_dict())
+    fresh.load_state_dict(loaded)
+    assert not addresses(loaded) & addresses(fresh.state_dict())
+
+
+def addresses(state_dict: dict[str, Any]) -> set[int]:
+    """The memory of each tensor in a state dict."""
+    found = {
+        t.untyped_storage().data_ptr() for s in state_dict["state"].values() for t in s.values()
+    }
+    assert found
+    return found
+
+
 def test_only_plain_values_in_a_state_dict() -> None:
     opt = SODA(network(), 0.1, zoo.torch_nadam())
     for group in opt.state_dict()["param_groups"]:

@@ -152,6 +152,19 @@ def test_resume_is_bitwise(make: Make, dtype: torch.dtype) -> None:
     assert_bitwise(there, back)
 
 
+@pytest.mark.parametrize("anchor", ["clone", "bf16", "cpu", "constant"])
+def test_a_loaded_z0_shares_no_memory(anchor: str) -> None:
+    weights, new = network(), network()
+    opt, fresh = (SODAWrapper(adamw(ws), anchor=anchor) for ws in (weights, new))
+    feed(opt, weights, range(3))
+    loaded = copy.deepcopy(opt.state_dict())
+    fresh.load_state_dict(loaded)
+    theirs, ours = loaded["state"], fresh.state_dict()["state"]
+    for n, s in theirs.items():
+        assert torch.equal(ours[n]["soda_z0"], s["soda_z0"])
+        assert ours[n]["soda_z0"].data_ptr() != s["soda_z0"].data_ptr()
+
+
 @makers
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 def test_copies(make: Make, how: Callable[[Any], Any]) -> None:
