@@ -86,16 +86,26 @@ def test_equals_the_reference(method: Method, foreach: bool | None) -> None:
     assert_close(ours, [p.x for p in points])
 
 
+# The points that a method with lam != 1 keeps beside y, by lam_bar: 0, between 0 and 1, and 1.
+# With lam = 1 all points coincide with y.
+KEPT = {
+    "last": ({"z"}, {"x", "z"}, {"x"}),
+    "init": (set(), {"x"}, {"x"}),
+    "origin": (set(), {"x"}, {"x"}),
+}
+
+
 @methods
 def test_keeps_no_more_than_it_must(method: Method) -> None:
     weights = network()
     opt = SODA(weights, 0.03, method)
     run(opt, weights, range(2))
-    copies = {"x", "z", "z0"} & set(opt.state[weights[0]])
-    if method.lam_bar == 0 and (method.centre != "last" or method.lam == 1):
-        assert copies == ({"z0"} if method.centre == "init" else set())
-    if method.alpha == 1:
-        assert "m" not in opt.state[weights[0]]
+    number = 0 if method.lam_bar == 0 else 2 if method.lam_bar == 1 else 1
+    expected = set() if method.lam == 1 else set(KEPT[method.centre][number])
+    expected |= {"z0"} if method.centre == "init" else set()
+    expected |= {"m"} if method.alpha != 1 else set()
+    for w in weights:
+        assert {"m", "x", "y", "z", "z0"} & set(opt.state[w]) == expected
 
 
 def test_the_wrapper_formula() -> None:
