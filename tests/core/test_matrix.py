@@ -694,6 +694,7 @@ def cells() -> Iterator[Any]:
             yield pytest.param(f"{title}-{name}", marks=marks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", list(cells()))
 def test_matrix(check: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     title, name = check.rsplit("-", 1)

@@ -540,6 +540,7 @@ def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
     return z0.double().mean() + 1 - w.detach().double().mean()
 
 
+@pytest.mark.slow
 def test_the_pull_survives_bf16() -> None:
     """5,000 steps land within 1 % of the exact pull in the mean; plain rounding loses 98 %."""
     z0 = torch.linspace(0.5, 3, 4_000).bfloat16()

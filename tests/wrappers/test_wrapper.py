@@ -88,7 +88,14 @@ def assert_bitwise(a: Any, b: Any) -> None:
 # -- Algorithm 1 ----------------------------------------------------------------------------------
 
 
-classes = pytest.mark.parametrize("cls", bases.installed().values(), ids=bases.installed())
+def every_class() -> Iterator[Any]:
+    """The classes of pytorch_optimizer are many, and together they take half a minute."""
+    for name, cls in bases.installed().items():
+        marks = [pytest.mark.slow] if name.startswith("pytorch_optimizer") else []
+        yield pytest.param(cls, id=name, marks=marks)
+
+
+classes = pytest.mark.parametrize("cls", every_class())
 
 
 @cache
@@ -464,6 +471,7 @@ def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> N
 # -- 16 bits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
