@@ -18,7 +18,7 @@ from sodaopt import SODA, Method, zoo
 from sodaopt.core.reference import Point, iterates
 from sodaopt.geometry import Ball, BiasRMS, Sign
 from sodaopt.schedules import uniform
-from tests.support.tables import AVERAGED, FEW, METHODS, backward, network
+from tests.support.tables import AVERAGED, FEW, GRID, METHODS, ROWS, backward, network
 
 methods = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 averaged = pytest.mark.parametrize("method", AVERAGED.values(), ids=AVERAGED)
@@ -130,10 +130,12 @@ def through_a_file(state: Any) -> Any:
     return torch.load(buffer, weights_only=True)
 
 
-PRECISIONS = [
+# The anchored rows and the maps keep the same kinds of state as the rows and the grid.
+PRECISIONS = [(name, torch.bfloat16) for name in (*ROWS, *GRID) if name not in FEW]
+PRECISIONS += [
     (name, dtype)
-    for name in METHODS
-    for dtype in (torch.float32, torch.bfloat16, *[torch.float64, torch.float16] * (name in FEW))
+    for name in FEW
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ]
 
 
