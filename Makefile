@@ -9,8 +9,10 @@ PYTHON ?= python3
 # since some tests start many processes.
 JOBS ?= 2
 ARGS ?=
-CHECKED := tests/core/test_optimizer.py tests/core/test_zoo.py tests/core/test_schedules.py tests/core/test_rounding.py \
-  tests/geometry/test_polar.py tests/wrappers/test_averages.py tests/test_errors.py tests/test_fixtures.py tests/theory
+# `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
+CHECKED := $(wildcard tests/test_*.py) \
+  $(addprefix tests/,core geometry wrappers anchors layers backends theory) \
+  $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py test_study.py)
 
 PY := .venv/bin/python
 STAMP := .venv/ok
@@ -63,7 +65,7 @@ test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)
 
 check: $(STAMP)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) -m 'not slow' $(CHECKED) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) -m 'not slow and not gpu' $(CHECKED) $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff format --check .

@@ -38,6 +38,7 @@ def test_every_example_is_here() -> None:
     assert {f.stem for f in EXAMPLES.glob("*.py")} == set(TABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 def test_example(name: str, tmp_path: Path) -> None:
     needs, launcher = TABLE[name]

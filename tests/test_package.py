@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.slow  # each test needs the wheel, most of them an environment with it
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -12,19 +12,20 @@ import pytest
 import torch
 
 from sodaopt import backends
-from tests.support.interpreted import cases, label
+from tests.support.interpreted import chosen, label
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-def test_interpreted() -> None:
+@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])
+def test_interpreted(which: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.interpreted"],
+        [sys.executable, "-m", "tests.support.interpreted", which],
         env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {label(*case): True for case in cases()}
+    assert json.loads(done.stdout) == {label(*case): True for case in chosen(which)}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")

@@ -412,6 +412,7 @@ CHECKS: dict[str, Check] = {
 
 
 @available
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("check", CHECKS)
 def test_two_ranks(check: str, world: World) -> None:

@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("entry", [one(entry) for entry in ENTRIES])
 
 
 @each
-@pytest.mark.parametrize("foreach", [None, False])
+@pytest.mark.parametrize("foreach", [None, pytest.param(False, marks=pytest.mark.slow)])
 def test_equal(entry: Theirs, foreach: bool | None) -> None:
     assert compare(entry, foreach=foreach) <= entry.tol
 

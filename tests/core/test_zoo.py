@@ -28,6 +28,7 @@ def test_all_promised_rows_are_there() -> None:
     assert all(getattr(zoo, name) is zoo.ROWS[name] for name in zoo.ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", {**ROWS, **SODAS}.values(), ids={**ROWS, **SODAS})
 def test_trains(method: Method) -> None:
     """At some learning rate of a coarse grid, 60 steps lower the loss by a tenth at least."""

@@ -352,6 +352,7 @@ def test_learning_rates_of_presets(at: str, name: str) -> None:
     assert settings.lr == 2.0 ** LR.get(at, KNOWN)[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "name"),
     [*(("nano", name) for name in KNOWN), ("small", "soda_dagger"), ("proxy", "muon")],

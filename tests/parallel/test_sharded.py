@@ -29,7 +29,7 @@ from tests.support.training import (
 )
 from tests.support.wrapped import DTYPES, POLICIES, fresh, prepared, wrap
 
-pytestmark = [available, pytest.mark.timeout(600)]
+pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SHAPES = ((7, 5), (1, 6), (4, 3), (3, 3, 2))  # uneven, fewer rows than ranks, even, a stack
 EXTRA = {  # rows in other forms, and maps that no row has

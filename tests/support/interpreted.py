@@ -1,6 +1,7 @@
 """Triton's kernels on a CPU, through its interpreter.
 
     TRITON_INTERPRET=1 python -m tests.support.interpreted        prints a line of JSON
+    TRITON_INTERPRET=1 python -m tests.support.interpreted few    the first case of each check
 
 The variable must be set before triton is imported, so `tests/backends/test_kernels.py` runs this
 module in a process of its own. The interpreter does not know the functions of a GPU's library
@@ -11,6 +12,7 @@ the same comparisons on a GPU.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from functools import partial
 from unittest import mock
@@ -151,6 +153,13 @@ def unreadable(name: str) -> bool:
         return not next(opt._buckets()).kernel
 
 
+def chosen(which: str) -> list[tuple[str, tuple[object, ...]]]:
+    """All cases, or the first case of each check."""
+    every = list(cases())
+    few = {check: (check, arguments) for check, arguments in reversed(every)}
+    return list(few.values()) if which == "few" else every
+
+
 def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
     for kind in KINDS:
         for dtype in DTYPES:
@@ -178,11 +187,11 @@ def label(check: str, arguments: tuple[object, ...]) -> str:
     return "-".join((check, *(str(a).removeprefix("torch.") for a in arguments)))
 
 
-def main() -> None:
+def main(which: str) -> None:
     torch.manual_seed(0)
     checks = {f.__name__: f for f in (seeded, pull, rounded, steps, unreadable)}
-    print(json.dumps({label(c, a): partial(checks[c], *a)() for c, a in cases()}))
+    print(json.dumps({label(c, a): partial(checks[c], *a)() for c, a in chosen(which)}))
 
 
 if __name__ == "__main__":
-    main()
+    main("".join(sys.argv[1:]))

@@ -18,6 +18,7 @@ from sodaopt.theory.spaces import Lp
 SLOPES = ("absolute", "absolute-oda", "fast-absolute", "smooth", "fast", "noisy", "fast-noisy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.key not in SLOPES], ids=lambda case: case.key
 )
@@ -26,6 +27,7 @@ def test_corollaries_hold_in_the_mean_with_99_percent_confidence(case):
     assert found.holds, (curve.upper, curve.bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.key in SLOPES], ids=lambda case: case.key
 )

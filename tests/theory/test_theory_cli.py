@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "theory.md"
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_files(tmp_path, capsys, monkeypatch, anchor_study):
     finished = [("anchor: distance", None), ("anchor: ablation", None), ("done", anchor_study)]
     monkeypatch.setattr(study, "run", lambda only, jobs: iter(finished))

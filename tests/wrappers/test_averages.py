@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -65,9 +66,9 @@ def sf_adamw(ps: list[Parameter], **kw: Any) -> Any:
     return pytest.importorskip("schedulefree").AdamWScheduleFree(ps, lr=0.02, **kw)
 
 
-SF: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "SGD": (lambda ps: SGD(ps, lr=0.05), sf_sgd, {}),
-    "AdamW": (lambda ps: Adam(ps, lr=0.02, betas=(0.0, 0.999)), sf_adamw, {}),
+SF: dict[str, tuple[Any, Any]] = {
+    "SGD": (lambda ps: SGD(ps, lr=0.05), sf_sgd),
+    "AdamW": (lambda ps: Adam(ps, lr=0.02, betas=(0.0, 0.999)), sf_adamw),
 }
 SF_OPTIONS: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -77,9 +78,9 @@ SF_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("base", "reference", "more"), SF.values(), ids=SF)
+@pytest.mark.parametrize(("base", "reference"), SF.values(), ids=SF)
 @pytest.mark.parametrize("options", SF_OPTIONS.values(), ids=SF_OPTIONS)
-def test_schedule_free(base: Any, reference: Any, more: Any, options: dict[str, Any]) -> None:
+def test_schedule_free(base: Any, reference: Any, options: dict[str, Any]) -> None:
     ours, theirs = network(), network()
     ref = reference(theirs, **options)
     ref.train()
@@ -94,6 +95,34 @@ def test_schedule_free(base: Any, reference: Any, more: Any, options: dict[str, 
         feed(opt, ours, range(k, k + 1))
         feed(ref, theirs, range(k, k + 1))
         close(ours, theirs)
+    opt.eval()
+    ref.eval()
+    close(ours, theirs)
+
+
+def rise_and_fall(k: int) -> float:
+    """A warmup over five steps, then a decay to a twentieth of the peak."""
+    return min((k + 1) / 5, 1.0) * (1 - 0.95 * max(k - 5, 0) / 24)
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["one run", "loaded after the peak"])
+@pytest.mark.parametrize(("base", "reference"), SF.values(), ids=SF)
+def test_schedule_free_weights_by_the_largest_lr(base: Any, reference: Any, loads: bool) -> None:
+    """After the peak every step weighs as much as the peak, also in a loaded run."""
+    ours, theirs = network(), network()
+    opt, ref = ScheduleFree(base(ours), r=0.5), reference(theirs, r=0.5)
+    ref.train()
+    lr = opt.param_groups[0]["lr"]
+    for k in range(30):
+        if loads and k in (7, 20):
+            saved = opt.state_dict()
+            opt = ScheduleFree(base(ours), r=0.5)
+            opt.load_state_dict(copy.deepcopy(saved))
+        opt.param_groups[0]["lr"] = ref.param_groups[0]["lr"] = lr * rise_and_fall(k)
+        feed(opt, ours, range(k, k + 1))
+        feed(ref, theirs, range(k, k + 1))
+        close(ours, theirs)
+    assert opt.param_groups[0]["sf_lr_max"] == lr
     opt.eval()
     ref.eval()
     close(ours, theirs)
@@ -130,6 +159,22 @@ def test_gpa() -> None:
     opt.eval()
     opt2.eval()
     close([p, decayed], [x, xd])
+
+
+def test_gpa_defaults() -> None:
+    """1 - lam_bar = 0.9 and 1 - lam = 0.9^(1/32), to the four digits of the paper."""
+    p = Parameter(torch.randn(4, 3, dtype=torch.float64))
+    x = z = y = p.detach().clone()
+    opt = GPA(SGD([p], lr=0.1))
+    for k in range(20):
+        z = z - 0.1 * (noise(k, p) + 0.3 * y)
+        x = (1 - 0.003287) * x + 0.003287 * z
+        y = 0.9 * x + 0.1 * z
+        feed(opt, [p], range(k, k + 1))
+        close([p], [y])
+    opt.eval()
+    close([p], [x])
+    assert pytest.approx(0.9, abs=1e-4) == (1 - 0.003287) ** 32
 
 
 @bases
@@ -171,7 +216,7 @@ def test_snoo() -> None:
 
 @wraps
 @bases
-@dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_resume_is_bitwise(wrap: Wrap, base: Any, dtype: torch.dtype) -> None:
     there, back = network(dtype), network(dtype, seed=4)
     opt = wrap(base(there))
@@ -187,6 +232,29 @@ def test_resume_is_bitwise(wrap: Wrap, base: Any, dtype: torch.dtype) -> None:
     fresh.load_state_dict(saved["opt"])
     feed(fresh, back, range(7, 14))
     bitwise(there, back)
+
+
+@wraps
+@bases
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_training_leaves_a_loaded_checkpoint_alone(
+    wrap: Wrap, base: Any, dtype: torch.dtype
+) -> None:
+    """The wrapper copies its tensors from the checkpoint. (torch itself shares the base's.)"""
+    weights, new = network(dtype), network(dtype)
+    opt, fresh = wrap(base(weights)), wrap(base(new))
+    feed(opt, weights, range(4))
+    loaded = copy.deepcopy(opt.state_dict())
+    fresh.load_state_dict(loaded)
+    mine = [(n, k) for n, s in loaded["state"].items() for k in s if k.startswith(f"{opt.prefix}_")]
+    before = copy.deepcopy(loaded)
+    feed(fresh, new, range(4, 8))
+    fresh.eval()
+    assert len(mine) >= len(weights)
+    for n, k in mine:
+        assert torch.equal(loaded["state"][n][k], before["state"][n][k]), k
+        assert not torch.equal(fresh.state_dict()["state"][n][k], before["state"][n][k]), k
+    assert loaded["param_groups"] == before["param_groups"]
 
 
 @wraps

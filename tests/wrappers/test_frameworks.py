@@ -43,6 +43,7 @@ def soda(model: nn.Module) -> SODAWrapper:
 
 
 absent = missing("transformers", "accelerate")
+pytestmark = pytest.mark.slow
 trainer = pytest.mark.skipif(bool(absent), reason=f"{absent} not installed")
 
 

@@ -18,7 +18,10 @@ import torch
 from tests.support.training import batch, equal
 from tests.support.wrapped import ANCHORED, DTYPES, loss_of, missing, started, warmup
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL and no fork")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL and no fork"),
+]
 
 
 def script(folder: Path, names: list[str], dtype: torch.dtype, steps: int) -> None:

@@ -1,0 +1,167 @@
+"""Rules of the package's structure that the import contracts in pyproject.toml cannot express.
+
+The tests parse the source, so they see imports inside functions too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "src" / "sodaopt"
+FILES = {str(f.relative_to(ROOT)): f for f in sorted(ROOT.rglob("*.py"))}
+
+LONGEST = 350
+
+# Private names of torch that the package may use, by file, each with the reason.
+PRIVATE = {
+    # torch.compiler.disable imports torch._dynamo at once, which adds a second to the import.
+    ("backends/__init__.py", "torch._disable_dynamo"),
+    # The documented place of the recompile limit; torch.compiler has no public form of it.
+    ("lab/training.py", "torch._dynamo"),
+    # A name for the fork server to preload. The server ignores a failed import.
+    ("theory/study.py", "torch._dynamo"),
+    # The common base of all convolutions. torch exports only its six subclasses.
+    ("layers/roles.py", "torch.nn.modules.conv._ConvNd"),
+}
+
+
+@cache
+def tree(file: str) -> ast.Module:
+    return ast.parse(FILES[file].read_text(), file)
+
+
+def imports(module: ast.Module, file: str) -> Iterator[str]:
+    """The full name of every imported module or object, at any depth of the file."""
+    package = ("sodaopt", *Path(file).parent.parts)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def dotted(node: ast.AST) -> str:
+    """The text of a name such as torch.nn.init, or an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def names(module: ast.Module, file: str) -> Iterator[str]:
+    """Every name that is imported, written with dots, or a string without spaces."""
+    yield from imports(module, file)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute):
+            yield dotted(node)
+        elif isinstance(node, ast.Constant) and " " not in str(node.value):
+            yield str(node.value)
+
+
+def private_part(name: str) -> str:
+    """A name under torch up to its first private part, or an empty string if it has none."""
+    parts = name.split(".")
+    if parts[0] != "torch":
+        return ""
+    for n, part in enumerate(parts):
+        if part.startswith("_") and not part.startswith("__"):
+            return ".".join(parts[: n + 1])
+    return ""
+
+
+@cache
+def own_classes() -> set[str]:
+    nodes = (node for file in FILES for node in ast.walk(tree(file)))
+    return {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def is_type_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func) == "type" and len(node.args) == 1
+
+
+def class_comparisons(module: ast.Module) -> Iterator[str]:
+    """Each `type(x) is C`, also with `is not`, ==, != and `in (C, D)`: the last part of C."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(map(is_type_call, sides)):
+                inner = (n for side in sides if not is_type_call(side) for n in ast.walk(side))
+                yield from filter(None, (dotted(n).rpartition(".")[2] for n in inner))
+
+
+# -- the rules ------------------------------------------------------------------------------------
+
+
+def test_only_parallel_and_lab_import_torch_distributed() -> None:
+    for file in FILES:
+        if file.split("/")[0] not in ("parallel", "lab"):
+            found = [n for n in names(tree(file), file) if within(n, "torch.distributed")]
+            assert not found, file
+
+
+def test_kernels_import_torch_and_triton_only() -> None:
+    allowed = {"torch", "triton", *sys.stdlib_module_names}
+    kernels = [file for file in FILES if file.startswith("backends/triton/")]
+    assert len(kernels) > 3
+    for file in kernels:
+        for name in imports(tree(file), file):
+            inside = within(name, "sodaopt.backends.triton")
+            assert inside or name.split(".")[0] in allowed, (file, name)
+
+
+def test_our_classes_answer_for_themselves() -> None:
+    """A class of the package answers by a method or by data. No caller compares its type."""
+    for file in FILES:
+        assert not own_classes() & set(class_comparisons(tree(file))), file
+
+
+def test_private_names_of_torch() -> None:
+    found = {(file, private_part(n)) for file in FILES for n in names(tree(file), file)}
+    found = {(file, n) for file, n in found if n and not n.startswith("torch._foreach_")}
+    assert found == PRIVATE
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {file: len(path.read_text().splitlines()) for file, path in FILES.items()}
+    assert not {file: n for file, n in lengths.items() if n > LONGEST}
+
+
+# -- the rules see what they forbid ---------------------------------------------------------------
+
+
+WRONG = """
+import torch
+from torch._inductor import config
+
+def f(x):
+    import torch.distributed as dist
+    from . import runs
+    from ..zoo import adam
+    from torch.nn import _reduction
+    torch._foreach_add_([], 1)
+    torch._C._anything()
+    return type(x) is Method or Clone == type(x) or type(x) in (a.Ball, int)
+"""
+
+
+def test_the_rules_see_what_they_forbid() -> None:
+    module = ast.parse(WRONG)
+    found = set(imports(module, "theory/wrong.py"))
+    assert {"torch.distributed", "sodaopt.theory.runs", "sodaopt.zoo.adam"} < found
+    private = {private_part(n) for n in names(module, "theory/wrong.py")} - {""}
+    assert private == {
+        "torch._inductor", "torch.nn._reduction", "torch._foreach_add_", "torch._C",
+    }  # fmt: skip
+    assert own_classes() & set(class_comparisons(module)) == {"Method", "Clone", "Ball"}
+    assert len(FILES) > 50
