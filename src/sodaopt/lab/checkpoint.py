@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -82,12 +83,26 @@ def _reason(e: BaseException) -> str:
 
 def found(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+    named = [p for p in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+", p.stem)]
+    return sorted(named, key=step)
 
 
 def step(path: Path) -> int:
     """Return the number of updates in a checkpoint."""
     return int(path.stem.removeprefix("step-"))
+
+
+def contains(path: Path, state: dict[str, Any]) -> bool:
+    """Return whether a file of weights exists and has exactly these tensors."""
+    try:
+        saved = load(path)
+    except (OSError, Damaged):
+        return False
+    return (
+        isinstance(saved, dict)
+        and saved.keys() == state.keys()
+        and all(torch.equal(saved[name], value.cpu()) for name, value in state.items())
+    )
 
 
 def clear(run: Path) -> None:

@@ -284,7 +284,8 @@ def restore(run: Run) -> tuple[GPT, Any]:
     data = open_data(str(run.job["data"]), DATA)
     resolved = resolve(job_of(run), data.vocab)
     model = GPT(resolved.shape)
-    if (run.folder / WEIGHTS).exists():
+    # Weights in the folder of an unfinished run belong to an earlier run.
+    if run.finished and (run.folder / WEIGHTS).exists():
         model.load_state_dict(load(run.folder / WEIGHTS))
         return model, data
     best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))

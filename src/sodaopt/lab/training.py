@@ -213,10 +213,7 @@ class Training:
 
     def _end(self, status: str, reason: str) -> None:
         if status == FINISHED and not self._save_weights():
-            status, reason = (
-                STOPPED,
-                "nothing of the run is saved: free disk space and run it again",
-            )
+            status, reason = STOPPED, f"{self._last_saved()}: free disk space and run it again"
         values: dict[str, Any] = {"status": status, "epochs": round(self.loader.epoch, 4)}
         if reason:
             self.log.say(reason)
@@ -235,7 +232,7 @@ class Training:
             checkpoint.clear(self.folder)
 
     def _save_weights(self) -> bool:
-        """Save the weights and record samples. Return whether weights or a checkpoint exist."""
+        """Save the weights and record samples. Return whether the last step is saved."""
         if not self.ranks.first:
             return True
         saved = True
@@ -243,13 +240,32 @@ class Training:
             try:
                 checkpoint.write(self.folder / checkpoint.WEIGHTS, self.model.state_dict())
             except SaveError as e:
-                saved = bool(checkpoint.found(self.checkpoints))
-                self.log.note(self.step, f"{e}{': the last checkpoint is kept' if saved else ''}")
+                saved = self._last_step_exists()
+                self.log.note(self.step, f"{e}{': the last step is saved' if saved else ''}")
             tokenizer = self.data.tokenizer()
             for prompt in PROMPTS:
                 text = generate(self.model, tokenizer, prompt, tokens=SAMPLE_TOKENS, seed=0)
                 self.log.write("sample", self.step, prompt=prompt, text=text)
         return saved
+
+    def _last_step_exists(self) -> bool:
+        """Return whether existing files contain the model of the last step.
+
+        Weights of another state are removed, because `sample` would use them.
+        """
+        weights = self.folder / checkpoint.WEIGHTS
+        if checkpoint.contains(weights, self.model.state_dict()):
+            return True
+        weights.unlink(missing_ok=True)
+        return any(checkpoint.step(p) == self.step for p in checkpoint.found(self.checkpoints))
+
+    def _last_saved(self) -> str:
+        kept = checkpoint.found(self.checkpoints)
+        return (
+            f"the last saved step is {checkpoint.step(kept[-1])}"
+            if kept
+            else ("nothing of the run is saved")
+        )
 
     # -- stop and resume ----------------------------------------------------------------------
 
