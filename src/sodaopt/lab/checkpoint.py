@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .files import sync_folder
+
 KEEP = 2
 NOT_AN_ARCHIVE = (
     zipfile.BadZipFile,
@@ -54,6 +56,7 @@ def write(path: Path, value: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        sync_folder(path.parent)
     except (OSError, RuntimeError) as e:  # torch's writer turns a full disk into a RuntimeError
         with suppress(OSError):
             part.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from .board import console, run_trials
 from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
+from .identity import differences
 from .job import Common, Job, ResolvedJob, resolve
 from .labels import number
 from .model import GPT
@@ -291,7 +292,9 @@ def restore(run: Run) -> tuple[GPT, Any]:
     best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
     if best is None:
         raise ValueError(f"{run.folder} has neither weights nor a readable checkpoint")
-    _, state = best
+    path, state = best
+    if "run" in state and (changes := differences(state["run"]["job"], run.job)):
+        raise ValueError(f"{path} is of another run ({changes}): remove {path.parent}")
     model.load_state_dict(state["model"])
     opt = build(resolved.name, model, resolved.settings)
     opt.load_state_dict(state["optimizer"])

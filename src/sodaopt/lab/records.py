@@ -27,6 +27,8 @@ from typing import Any, TextIO
 
 from sodaopt._errors import unknown
 
+from .files import sync_folder
+
 FILE = "run.jsonl"
 FORMAT = 1
 FINISHED, DIVERGED, STOPPED = "finished", "diverged", "stopped"
@@ -45,11 +47,17 @@ class Writer:
             self.file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write one line. It survives if the process is killed afterwards."""
+        """Write one line. It survives if the process is killed afterwards.
+
+        The first and the last line of a run survive a power cut too, like its checkpoints.
+        """
         line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
         try:
             self.file.write(line + "\n")
             self.file.flush()
+            if kind in ("run", "end"):
+                os.fsync(self.file.fileno())
+                sync_folder(self.path.parent)
         except OSError as e:
             raise OSError(
                 e.errno, f"{e.strerror}: a run cannot continue without its records. Free disk "

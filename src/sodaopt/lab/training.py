@@ -21,7 +21,8 @@ from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
 from .divergence import Diverged, LossMonitor
 from .environment import peak_memory
-from .execution import Execution, World
+from .execution import Execution, World, allow_recompilation
+from .identity import check_checkpoint, identity
 from .job import ResolvedJob
 from .model import GPT
 from .optimizers import averaged, build, state_bytes
@@ -99,8 +100,9 @@ class Training:
 
     def run(self) -> None:
         try:
-            self._resume()
             fingerprint = self.loader.windows.fingerprint()
+            self.identity = identity(self.resolved, fingerprint)
+            self._resume()
             self.log.write_head(self.data, fingerprint, self.sequences, self.step)
             self.watch.start()
             self._end(*self._loop())
@@ -294,6 +296,7 @@ class Training:
 
     def _state(self) -> dict[str, Any]:
         return {
+            "run": self.identity,
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -313,6 +316,8 @@ class Training:
         if not kept:
             return
         path, state = self._newest(kept)
+        if warning := check_checkpoint(path, state, self.identity):
+            self.log.say(warning)
         self.step, self.val = state["step"], state["val"]
         self.monitor.load(state)
         self.model.load_state_dict(state["model"])
@@ -339,13 +344,3 @@ class Training:
             for later in kept[kept.index(path) + 1 :]:
                 later.rename(later.with_suffix(".damaged"))
         return path, state
-
-
-def allow_recompilation() -> None:
-    """Raise the number of compiled variants of one function that torch keeps.
-
-    The trials of a sweep share compiled code, and each model shape and mode adds a variant. At the
-    limit, torch silently stops compiling. `torch._dynamo.config` is the documented place of the
-    limit, although its name is private. If it moves, see the page on `torch.compile` recompilation.
-    """
-    torch._dynamo.config.recompile_limit = 64

@@ -1,0 +1,113 @@
+"""Lost, foreign and damaged files. Each gives a sentence that names the file, and no traceback."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sodaopt import cli
+from sodaopt.lab import records, train
+from sodaopt.lab.checkpoint import found, load
+from sodaopt.lab.execution import Execution
+from tests.support.lab_jobs import embedded, flags, job, lines, losses, working
+
+assert embedded  # fixtures
+assert working
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="no fork and no signals"),
+    pytest.mark.usefixtures("lab"),
+]
+A, B = Path("a"), Path("b")
+EACH_STEP = Execution(checkpoint_every=1)
+
+
+class Said:
+    """Progress that keeps the messages of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+    def step(self, record: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def stopped(folder: Path, **settings: Any) -> list[Path]:
+    """Train 4 steps of a run. Return its checkpoints, of the steps 3 and 4."""
+    left = iter(range(3))
+    train.train(job(**settings), folder, EACH_STEP, stop=lambda: next(left, None) is None)
+    return found(folder / "checkpoints")
+
+
+# -- lost records ---------------------------------------------------------------------------------
+
+
+def test_checkpoint_of_another_run() -> None:
+    """Without run.jsonl, the checkpoint says which run it is of."""
+    _, newest = stopped(A, lr=0.01)
+    (A / records.FILE).unlink()
+    with pytest.raises(
+        train.Refused, match=r"step-00000004.pt is of another run \(lr 0.01 -> 0.02"
+    ):
+        train.train(job(lr=0.02), A)
+    assert newest.exists()
+    assert records.begun(A) is None
+    assert train.train(job(lr=0.01), A).finished
+    train.train(job(lr=0.01), B)
+    assert losses(A)["val", 6] == losses(B)["val", 6]
+
+
+def test_checkpoint_of_other_data(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, more in (("whale", []), ("people", ["--force"])):
+        Path(f"{word}.txt").write_text(f"The {word} of the sea. " * 400)
+        made = ["--vocab", "300", "--val-fraction", "0.3", "--out", "mine", *more]
+        assert cli.main(["data", "prepare", f"{word}.txt", *made]) == 0
+        if not more:
+            stopped(A, data="mine")
+            (A / records.FILE).unlink()
+    assert cli.main(["train", *flags(optimizer="muon", data="mine"), "--out", "a"]) == 2
+    assert "is of a run on an earlier data set mine" in capsys.readouterr().err
+
+
+def test_sample_of_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The records are of a new run, and the checkpoint is of the run before."""
+    stopped(A, lr=0.01)
+    stopped(B, lr=0.02)
+    (B / records.FILE).replace(A / records.FILE)
+    assert cli.main(["sample", "a"]) == 2
+    assert "is of another run (lr 0.01 -> 0.02): remove a/checkpoints" in capsys.readouterr().err
+
+
+def test_checkpoint_of_version_0_1() -> None:
+    for path in stopped(A):
+        state = load(path)
+        del state["run"]
+        torch.save(state, path)
+    said = Said()
+    assert train.train(job(), A, progress=said).finished
+    assert sum("version 0.1" in text for text in said.texts) == 1
+    assert lines(A, "run")[-1]["resumed"] == 4
+
+
+def test_records_survive_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, ordinary = [], os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        ordinary(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer = records.Writer(A)
+    for kind, times in (("run", 1), ("step", 1), ("end", 2)):
+        writer.write(kind)
+        assert synced.count((A / records.FILE).stat().st_ino) == times
+        assert synced.count(A.stat().st_ino) == times
+    writer.close()
