@@ -1,6 +1,8 @@
 """Lost, foreign and damaged files. Each gives a sentence that names the file, and no traceback."""
 
 import os
+import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from sodaopt import cli
 from sodaopt.lab import records, train
 from sodaopt.lab.checkpoint import found, load
 from sodaopt.lab.execution import Execution
+from sodaopt.lab.files import write_atomically
 from tests.support.lab_jobs import embedded, flags, job, lines, losses, working
 
 assert embedded  # fixtures
@@ -111,3 +114,43 @@ def test_records_survive_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         assert synced.count((A / records.FILE).stat().st_ino) == times
         assert synced.count(A.stat().st_ino) == times
     writer.close()
+
+
+# -- temporary files ------------------------------------------------------------------------------
+
+
+def killed_while_writing(path: Path) -> None:
+    """Kill a process that is about to rename its temporary file."""
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        write_atomically(path, [b"half"])
+    os.waitpid(child, 0)
+
+
+def test_temporary_files_of_killed_processes(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    page = folder / "report.html"
+    killed_while_writing(page)
+    assert len(list(folder.iterdir())) == 1
+    mine = folder / f".report.html.{socket.gethostname()}.{os.getpid()}.abcdefgh"
+    other = folder / ".report.html.elsewhere.1.abcdefgh"
+    new, old = folder / ".report.html.abcdefg1", folder / ".report.html.abcdefg2"  # version 0.1
+    another = folder / ".report.json.abcdefgh"
+    for path in (mine, other, new, old, another):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    os.utime(another, (0, 0))
+    write_atomically(page, [b"whole"])
+    assert set(folder.iterdir()) == {page, mine, other, new, another}
+    assert page.read_bytes() == b"whole"
+
+
+def test_a_killed_check_does_not_prevent_force() -> None:
+    Path("whale.txt").write_text("The whale of the sea. " * 400)
+    arguments = ["data", "prepare", "whale.txt", "--vocab", "300", "--val-fraction", "0.3",
+                 "--out", "mine"]  # fmt: skip
+    assert cli.main(arguments) == 0
+    killed_while_writing(Path("mine/checked.json"))
+    assert cli.main([*arguments, "--force"]) == 0
