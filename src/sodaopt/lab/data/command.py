@@ -195,7 +195,9 @@ def _one(data: Dataset) -> Table:
         "tokenizer": data.tokenizer_name,
         "licence": data.meta.get("licence") or (known.licence if known else "not given"),
         "made from": sources or (known.about if known else "not given"),
-        "made by": f"sodaopt {data.meta['sodaopt']}" if data.meta else "others (no meta.json)",
+        "made by": f"sodaopt {data.meta.get('sodaopt', '?')}"
+        if data.meta
+        else "others (no meta.json)",
     }
     for name, value in facts.items():
         table.add_row(name, str(value))
