@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from sodaopt import cli
 from sodaopt.lab import records, train
-from sodaopt.lab.checkpoint import found, load
+from sodaopt.lab.checkpoint import WEIGHTS, found, load
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.files import write_atomically
 from tests.support.lab_jobs import embedded, flags, job, lines, losses, working
@@ -114,6 +115,93 @@ def test_records_survive_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         assert synced.count((A / records.FILE).stat().st_ino) == times
         assert synced.count(A.stat().st_ino) == times
     writer.close()
+
+
+# -- damaged files --------------------------------------------------------------------------------
+
+
+class Code:
+    """An object whose pickle creates a file when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("code-was-run",)
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda state: {k: v for k, v in state.items() if k != name}
+
+
+WRONG_STATES: dict[str, Callable[[Any], Any]] = {
+    "no model": without("model"),
+    "no loader": without("loader"),
+    "no watch": without("watch"),
+    "no keys": lambda state: {},
+    "list": lambda state: [1, 2],
+    "code": lambda state: state | {"model": Code()},
+    "step": lambda state: state | {"step": 2},
+    "run": lambda state: state | {"run": 5},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_STATES)
+def test_checkpoint_before_a_wrong_one(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    older, newest = stopped(A)
+    torch.save(WRONG_STATES[kind](load(newest)), newest)
+    assert cli.main(["sample", "a", "--tokens", "2"]) == 0
+    assert f"{newest} is damaged" in capsys.readouterr().err
+    said = Said()
+    assert train.train(job(), A, progress=said).finished
+    assert f"{newest} is damaged" in said.texts[0]
+    assert f"continuing from step 3 ({older})" in said.texts[1]
+    train.train(job(), B)
+    assert losses(A) == losses(B)
+    assert not Path("code-was-run").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {"model": {"head.weight": torch.zeros(2)}},
+        lambda state: {"model": 5},
+        lambda state: {"optimizer": {}},
+        lambda state: {"optimizer": {"state": 5, "param_groups": [5]}},
+        lambda state: {"schedule": 5},
+        lambda state: {"loader": 5},
+        lambda state: {"loader": {}},
+        lambda state: {"rng": 5},
+        lambda state: {"watch": {}},
+    ],
+)
+def test_checkpoint_that_does_not_fit(change: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _, newest = stopped(A)
+    state = load(newest)
+    torch.save(state | change(state), newest)
+    assert cli.main(["train", *flags(optimizer="muon"), "--out", "a"]) == 2
+    err = capsys.readouterr().err
+    assert f"{newest} does not fit this run" in err
+    assert "remove it" in err
+    newest.unlink()
+    assert cli.main(["train", *flags(optimizer="muon"), "--out", "a"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"head.weight": torch.zeros(2)}, "a/weights.pt does not fit the model in run.jsonl"),
+        ([1], "a/weights.pt does not fit the model in run.jsonl"),
+        ({"head.weight": Code()}, "a/weights.pt is damaged (it contains more than tensors"),
+    ],
+)
+def test_weights_of_another_model(
+    weights: Any, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(job(), A)
+    torch.save(weights, A / WEIGHTS)
+    assert cli.main(["sample", "a"]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert "remove a and train it again" in err
+    assert not Path("code-was-run").exists()
 
 
 # -- temporary files ------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ import torch
 from sodaopt import cli
 from sodaopt.lab import checkpoint, records, train, training
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
-from sodaopt.lab.commands import job_of
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job, ResolvedJob, resolve
 from sodaopt.lab.model import GPT
 from sodaopt.lab.progress import Silent
 from sodaopt.lab.records import DIVERGED, STOPPED
+from sodaopt.lab.restore import job_of
 from tests.support.lab_jobs import (
     TINY,
     Command,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,17 +14,15 @@ import tyro
 
 from . import records
 from .board import console, run_trials
-from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
-from .identity import differences
 from .job import Common, Job, ResolvedJob, resolve
 from .labels import number
-from .model import GPT
-from .optimizers import averaged, build, parse
+from .optimizers import parse
 from .progress import progress, short
 from .records import DIVERGED, FINISHED, Run
 from .report import comparison_table, write_report
+from .restore import restore
 from .sample import generate
 from .sweep import grid, make_trials
 from .train import DATA, train
@@ -278,38 +275,3 @@ class Sample:
                 )
             )  # fmt: skip
         return 0
-
-
-def restore(run: Run) -> tuple[GPT, Any]:
-    """Return the model of a run with its latest weights, and its data set."""
-    data = open_data(str(run.job["data"]), DATA)
-    resolved = resolve(job_of(run), data.vocab)
-    model = GPT(resolved.shape)
-    # Weights in the folder of an unfinished run belong to an earlier run.
-    if run.finished and (run.folder / WEIGHTS).exists():
-        model.load_state_dict(load(run.folder / WEIGHTS))
-        return model, data
-    best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
-    if best is None:
-        raise ValueError(f"{run.folder} has neither weights nor a readable checkpoint")
-    path, state = best
-    if "run" in state and (changes := differences(state["run"]["job"], run.job)):
-        raise ValueError(f"{path} is of another run ({changes}): remove {path.parent}")
-    model.load_state_dict(state["model"])
-    opt = build(resolved.name, model, resolved.settings)
-    opt.load_state_dict(state["optimizer"])
-    with averaged(opt), torch.no_grad():
-        x = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(x)
-    return model, data
-
-
-def job_of(run: Run) -> Job:
-    """Return the job that a run's record describes."""
-    r = run.job
-    names = ("optimizer", "preset", "data", "seed", "lr", "wd", "steps", "batch", "context")
-    more = ("width", "depth", "head_dim", "activation", "alpha", "alpha_bar", "z0")
-    fade = tuple(r["fade"]) if r.get("fade") else None
-    decay = r.get("decay", "uniform")
-    parts = {part: r[part] / r["steps"] for part in ("warmup", "warmdown")}
-    return Job(**{name: r[name] for name in (*names, *more)}, fade=fade, decay=decay, **parts)

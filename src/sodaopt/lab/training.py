@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint
-from .checkpoint import Damaged, SaveError
+from .checkpoint import WRONG_CONTENT, Damaged, SaveError, first_line
 from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
 from .divergence import Diverged, LossMonitor
@@ -315,9 +315,19 @@ class Training:
         kept = checkpoint.found(self.checkpoints)
         if not kept:
             return
-        path, state = self._newest(kept)
+        path, state = checkpoint.agreed(kept, self.ranks, self.device, self.log.say)
         if warning := check_checkpoint(path, state, self.identity):
             self.log.say(warning)
+        try:
+            self._load(state)
+        except WRONG_CONTENT as e:
+            raise Damaged(
+                f"{path} does not fit this run ({first_line(e)}): remove it, and run this again to "
+                "continue from the checkpoint before"
+            ) from e
+        self.log.say(f"continuing from step {self.step} ({path})")
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.step, self.val = state["step"], state["val"]
         self.monitor.load(state)
         self.model.load_state_dict(state["model"])
@@ -326,21 +336,3 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["rng"])
         self.watch.load(state["watch"])
-        self.log.say(f"continuing from step {self.step} ({path})")
-
-    def _newest(self, kept: list[Path]) -> tuple[Path, dict[str, Any]]:
-        """Load the newest checkpoint that every rank can read. Rename the later ones."""
-        best = checkpoint.newest(kept, self.log.say)
-        agreed = self.ranks.least(checkpoint.step(best[0]) if best else -1, self.device)
-        if best is None or agreed < 0:
-            raise Damaged(
-                f"all checkpoints in {self.checkpoints} are damaged: remove it to start again"
-            )
-        path, state = best
-        if checkpoint.step(path) != agreed:  # another rank cannot read this one
-            path = next(p for p in kept if checkpoint.step(p) == agreed)
-            state = checkpoint.load(path)
-        if self.ranks.first:
-            for later in kept[kept.index(path) + 1 :]:
-                later.rename(later.with_suffix(".damaged"))
-        return path, state
