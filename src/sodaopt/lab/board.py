@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import records, stats
 from .progress import clock
+from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
 
 
@@ -141,6 +141,6 @@ def _last(folder: Path) -> records.Record | None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().splitlines()
         for line in reversed(lines):
-            with suppress(json.JSONDecodeError, UnicodeDecodeError):
-                return json.loads(line)  # type: ignore[no-any-return]
+            if (record := records.parse_line(line)) and not problem(record):
+                return record
     return None
