@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from sodaopt import cli
 from sodaopt.lab import board, records
+from sodaopt.lab.data import open_data
+from sodaopt.lab.progress import Lines
+from sodaopt.lab.visible import visible
 from tests.support.lab_runs import fake
 
 HUGE = 10**400
@@ -69,3 +73,45 @@ def test_half_of_a_surrogate_pair(tmp_path: Path) -> None:
     fake(tmp_path, sample="The \ud800 whale")
     assert cli.main(["report", str(tmp_path)]) == 0
     assert " ? whale" in (tmp_path / "report.html").read_text()
+
+
+# -- control characters ---------------------------------------------------------------------------
+
+ESCAPE = "\x1b]0;title\x07[/red]"
+
+
+def test_control_characters_are_shown_as_codes() -> None:
+    assert (
+        visible("a\tb\n\x1b[31m\x9b\r\u202e\ud800é") == "a\tb\n\\x1b[31m\\x9b\\x0d\\u202e\\ud800é"
+    )
+
+
+def test_no_text_of_a_file_controls_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    fake(runs, f"muon{ESCAPE}", status=f"done{ESCAPE}")
+    bad = fake(runs, "muon").folder / records.FILE
+    change(bad, "end", "val_loss", ESCAPE)
+    assert cli.main(["report", str(runs), "--baseline", f"muon{ESCAPE}"]) == 0
+    assert cli.main(["report", str(runs), "--baseline", "moun"]) == 2
+    assert cli.main(["report", str(bad.parent)]) == 2
+    Lines(1).say(ESCAPE)
+    said = "".join(capsys.readouterr())
+    assert "\\x1b" in said
+    assert not {"\x1b", "\x07"} & set(said)
+
+
+def test_no_text_of_a_data_set_controls_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = open_data("embedded", tmp_path).folder
+    folder = tmp_path / f"data{ESCAPE.replace('/', '')}"
+    shutil.copytree(whole, folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    for change, code in (({"licence": ESCAPE, "sodaopt": ESCAPE}, 0), ({"vocab": ESCAPE}, 2)):
+        (folder / "meta.json").write_text(json.dumps(meta | change))
+        assert cli.main(["data", "info", str(folder)]) == code
+        said = "".join(capsys.readouterr())
+        assert "\\x1b" in said
+        assert not {"\x1b", "\x07"} & set(said)

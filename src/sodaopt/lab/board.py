@@ -16,6 +16,7 @@ from . import records, stats
 from .progress import clock
 from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
+from .visible import visible
 
 
 def console() -> Console:
@@ -69,7 +70,7 @@ class Board:
 
     def _say(self, text: str) -> None:
         console = self.bars.console if self.bars is not None else self.console
-        console.print(text, markup=False, highlight=False)
+        console.print(visible(text), markup=False, highlight=False)
 
     def close(self) -> None:
         if self.bars is not None:

@@ -26,6 +26,7 @@ from .restore import restore
 from .sample import generate
 from .sweep import grid, make_trials
 from .train import DATA, train
+from .visible import visible
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
@@ -62,7 +63,8 @@ class Train:
         if not first_rank:
             return 0
         if done and not run.finished:
-            print(f"{folder} has already ended: {(run.end or {}).get('reason', DIVERGED)}")
+            reason = (run.end or {}).get("reason", DIVERGED)
+            print(visible(f"{folder} has already ended: {reason}"))
         return self._report(run, folder)
 
     def _report(self, run: Run, folder: Path) -> int:
@@ -70,7 +72,7 @@ class Train:
         if end.get("status") == FINISHED:
             print(f"validation loss {end['val_loss']:.4f} after {end['step']} steps")
             for sample in run.of("sample")[-1:]:
-                print(f"\n{sample['text']}\n")
+                print(f"\n{visible(sample.get('text', ''))}\n")
             print(f"report: {write_report([run], folder / 'report.html', str(run.optimizer))}")
             return 0
         return 1 if end.get("status") == DIVERGED else INTERRUPTED
@@ -121,6 +123,7 @@ class Many:
             board.print(
                 f"report: {write_report(runs, out / 'report.html', title, keep=True)}",
                 highlight=False,
+                markup=False,
             )
         errors = [o for o in failed if o.error]
         if failed:
@@ -268,10 +271,9 @@ class Sample:
             )
         model, data = restore(runs[0])
         for j in range(self.count):
-            print(
-                generate(
-                    model, data.tokenizer(), self.prompt, tokens=self.tokens,
-                    temperature=self.temperature, top_k=self.top_k, seed=self.seed + j,
-                )
+            text = generate(
+                model, data.tokenizer(), self.prompt, tokens=self.tokens,
+                temperature=self.temperature, top_k=self.top_k, seed=self.seed + j,
             )  # fmt: skip
+            print(visible(text))
         return 0

@@ -28,6 +28,7 @@ from .model import GPT
 from .optimizers import averaged, build
 from .records import Run
 from .train import DATA
+from .visible import visible
 
 
 def restore(run: Run) -> tuple[GPT, Any]:
@@ -41,7 +42,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
         with _fitting(weights, run):
             model.load_state_dict(load(weights))
         return model, data
-    best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
+    best = newest(found(run.folder / FOLDER), lambda text: print(visible(text), file=sys.stderr))
     if best is None:
         raise ValueError(
             f"{run.folder} has neither weights nor a readable checkpoint: train it again"
