@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from sodaopt._errors import unknown
+from sodaopt.lab.visible import visible
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _rules() -> Any:
 
 
 def _fail(message: str) -> int:
-    print(f"sodaopt: {message}", file=sys.stderr)
+    print(f"sodaopt: {visible(message)}", file=sys.stderr)
     return 2
 
 

@@ -234,6 +234,28 @@ def test_ids_are_looked_at_once(tmp_path, monkeypatch):
     assert seen[2:] == ["fineweb_train_2.bin"]
 
 
+WRONG_META = {
+    "shards are a list": {"shards": [1]},
+    "shard is a number": {"shards": {"train_000000.bin": 5}},
+    "shard without tokens": {"shards": {"train_000000.bin": {"sha256": ""}}},
+    "tokens are a text": {"shards": {"train_000000.bin": {"tokens": "5", "sha256": ""}}},
+    "vocab is a text": {"vocab": "1024"},
+    "vocab is none": {"vocab": None},
+    "tokenizer is a number": {"tokenizer": 7},
+    "tokenizer is elsewhere": {"tokenizer": "../tokenizer.json"},
+    "sources are texts": {"sources": ["a"]},
+    "licence is a list": {"licence": []},
+}
+WRONG_TOKENIZERS = {
+    "large id": lambda t: t["model"]["vocab"].update({"<|endoftext|>": 70_000}),
+    "large ids": lambda t: t["model"]["vocab"].update({list(t["model"]["vocab"])[-1]: 2_000}),
+    "id is a text": lambda t: t["model"]["vocab"].update({list(t["model"]["vocab"])[-1]: "x"}),
+    "negative id": lambda t: t["model"]["vocab"].update({"<|endoftext|>": -1}),
+    "vocab is a list": lambda t: t["model"].update(vocab=[], merges=[]),
+    "no normalizer": lambda t: (t.pop("normalizer"), t.pop("model")),
+}
+
+
 def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
     """A copy of a data set with something wrong."""
     shutil.copytree(data.folder, folder)
@@ -259,6 +281,12 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
             (folder / "tokenizer.json").unlink()
         case "bad tokenizer":
             (folder / "tokenizer.json").write_text("{}")
+        case _ if kind in WRONG_META:
+            meta |= WRONG_META[kind]
+        case _ if kind in WRONG_TOKENIZERS:
+            words = json.loads((folder / "tokenizer.json").read_text())
+            WRONG_TOKENIZERS[kind](words)
+            (folder / "tokenizer.json").write_text(json.dumps(words))
     text = json.dumps(meta)
     (folder / "meta.json").write_text(text[:50] if kind == "bad meta" else text)
     return folder
@@ -277,11 +305,30 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
         ("bad meta", "meta.json is damaged"),
         ("no tokenizer", "cannot read the tokenizer"),
         ("bad tokenizer", "is not a tokenizer.json"),
+        *((kind, r"meta.json is damaged \(.*\): prepare") for kind in WRONG_META),
+        *((kind, "tokenizer.json (has the id|is not a)") for kind in WRONG_TOKENIZERS),
     ],
 )
 def test_errors_are_found_on_opening(kind, message, embedded, tmp_path):
     with pytest.raises(DataError, match=message):
         open_data(str(damaged(kind, embedded, tmp_path / "copy")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "5", "null", '{"a": 5}', '{"fineweb_train_1.bin": 5}', "[" * 100_000, "\xff",
+     '{"fineweb_train_1.bin": [1, 2]}', '{"fineweb_train_1.bin": "abc"}', "stamp"],
+)  # fmt: skip
+def test_a_damaged_memory_of_checks_is_made_again(text, tmp_path):
+    folder = fineweb(tmp_path / "fine", train_1=[1] * 30, val_0=[3] * 10)
+    open_data(str(folder))
+    whole = (folder / "checked.json").read_text()
+    if text == "stamp":  # the stamps are right, and the ids are missing
+        entries = json.loads(whole)
+        text = json.dumps({name: entry[:2] for name, entry in entries.items()})
+    (folder / "checked.json").write_text(text, encoding="latin-1")
+    assert open_data(str(folder)).train_tokens == 30
+    assert json.loads(whole).items() <= json.loads((folder / "checked.json").read_text()).items()
 
 
 @pytest.mark.parametrize(

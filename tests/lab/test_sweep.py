@@ -23,12 +23,13 @@ from sodaopt import cli
 from sodaopt.lab import records, results, sweep, train
 from sodaopt.lab.board import Board, run_trials
 from sodaopt.lab.checkpoint import found
-from sodaopt.lab.commands import Compare, Sample, Sweep, axis, restore
+from sodaopt.lab.commands import Compare, Sample, Sweep, axis
 from sodaopt.lab.execution import NO_MEMORY, Execution
 from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
+from sodaopt.lab.restore import restore
 from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (

@@ -17,12 +17,12 @@ import torch
 from sodaopt import cli
 from sodaopt.lab import checkpoint, records, train, training
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
-from sodaopt.lab.commands import job_of
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job, ResolvedJob, resolve
 from sodaopt.lab.model import GPT
 from sodaopt.lab.progress import Silent
 from sodaopt.lab.records import DIVERGED, STOPPED
+from sodaopt.lab.restore import job_of
 from tests.support.lab_jobs import (
     TINY,
     Command,
@@ -294,9 +294,9 @@ def test_damaged_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a/weights.pt is damaged" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_full_disk_at_the_end(saved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last checkpoint contains the model. Without a checkpoint, the run is not done."""
+@pytest.mark.parametrize("at", [6, 4, None])
+def test_full_disk_at_the_end(at: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of the last step contains the model. Without it, the run is not done."""
 
     def full(value: Any, file: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -309,17 +309,68 @@ def test_full_disk_at_the_end(saved: bool, monkeypatch: pytest.MonkeyPatch) -> N
         return path
 
     monkeypatch.setattr(checkpoint, "save", save)
-    if not saved:
+    if at is None:
         monkeypatch.setattr(torch, "save", full)
-    run = train.train(job(), A, Execution(checkpoint_every=4 if saved else 99), said)
+    A.mkdir()
+    there({"head.weight": torch.zeros(2)}, A / WEIGHTS)  # of another run
+    run = train.train(job(), A, Execution(checkpoint_every=at or 99), said)
+    saved = at == 6
     assert run.finished == saved
-    assert [p.name for p in found(A / "checkpoints")] == ["step-00000004.pt"] * saved
+    assert [p.name for p in found(A / "checkpoints")] == ([f"step-0000000{at}.pt"] if at else [])
+    assert not (A / WEIGHTS).exists()
     assert any("No space left on device" in text for text in said.texts)
     assert [note["text"] for note in lines(A, "note")] == said.texts[: 1 if saved else -1]
-    if not saved:
-        assert "nothing of the run is saved: free disk space and run it again" in said.texts[-1]
+    if saved:
+        assert train.train(job(), A).finished
+        assert found(A / "checkpoints")
+        assert cli.main(["sample", "a", "--tokens", "2"]) == 0
+    else:
+        last = f"the last saved step is {at}" if at else "nothing of the run is saved"
+        assert f"{last}: free disk space and run it again" in said.texts[-1]
         monkeypatch.setattr(torch, "save", there)
         assert train.train(job(), A).finished
+        assert (A / WEIGHTS).exists()
+
+
+def test_full_disk_ends_the_command_as_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, value: Any) -> None:
+        raise checkpoint.SaveError(f"{path} could not be saved (No space left on device)")
+
+    arguments = ["train", *flags(), "--out", "a", "--checkpoint-every", "4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", _but_last(full))
+        assert cli.main(arguments) == 130
+    assert "the last saved step is 4: free disk space and run it again" in capsys.readouterr().out
+    assert cli.main(arguments) == 0
+    assert (A / WEIGHTS).exists()
+
+
+def test_killed_between_weights_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the killed process are those of the last step, so the run is finished."""
+
+    def fail(*args: Any, **how: Any) -> None:
+        raise KeyboardInterrupt
+
+    def full(path: Path, value: Any) -> None:
+        raise checkpoint.SaveError(f"{path} could not be saved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "generate", fail)
+        with pytest.raises(KeyboardInterrupt):
+            train.train(job(), A)
+    assert (A / WEIGHTS).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write", _but_last(full))
+        assert train.train(job(), A).finished
+
+
+def test_other_files_between_checkpoints() -> None:
+    train.train(job(), A, Execution(checkpoint_every=1), stop=after(4))
+    (A / "checkpoints" / "step-best.pt").write_bytes(b"a copy")
+    assert [checkpoint.step(p) for p in found(A / "checkpoints")] == [3, 4]
+    assert train.train(job(), A).finished
 
 
 def test_no_room_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,6 +579,10 @@ REFUSED = [
     (["--optimizer", "muon", "--decay", "coupled"], "decay is coupled: only soda"),
     (["--optimizer", "gpa(soda(muon))", "--decay", "coupled"], "decay is coupled: only soda"),
     (["--optimizer", "adamw", "--alpha", "0.1"], "have alpha and alpha_bar, not adamw"),
+    (["--optimizer", "muon", "--alpha", "5"], "alpha must be between 0 and 1, got 5"),
+    (["--optimizer", "scion", "--alpha", "-0.1"], "alpha must be between 0 and 1, got -0.1"),
+    (["--optimizer", "muon", "--alpha-bar", "1.5"], "alpha_bar must be between 0 and 1, got 1.5"),
+    (["--eval-tokens", "-1"], "eval_tokens must be at least 0, got -1"),
     (["--device", "cuda"], "no CUDA device"),
     (["--device", "abacus"], "unknown device 'abacus'"),
     (["--seed", "-1"], "seed must be in 0..2^63-1"),

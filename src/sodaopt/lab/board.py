@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import records, stats
 from .progress import clock
+from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
+from .visible import visible
 
 
 def console() -> Console:
@@ -69,7 +70,7 @@ class Board:
 
     def _say(self, text: str) -> None:
         console = self.bars.console if self.bars is not None else self.console
-        console.print(text, markup=False, highlight=False)
+        console.print(visible(text), markup=False, highlight=False)
 
     def close(self) -> None:
         if self.bars is not None:
@@ -141,6 +142,6 @@ def _last(folder: Path) -> records.Record | None:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
             lines = file.read().splitlines()
         for line in reversed(lines):
-            with suppress(json.JSONDecodeError, UnicodeDecodeError):
-                return json.loads(line)  # type: ignore[no-any-return]
+            if (record := records.parse_line(line)) and not problem(record):
+                return record
     return None

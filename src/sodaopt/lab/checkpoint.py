@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -11,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .execution import World
+from .files import sync_folder
 
 KEEP = 2
 NOT_AN_ARCHIVE = (
@@ -22,6 +27,18 @@ NOT_AN_ARCHIVE = (
     ValueError,
 )
 """Errors of zipfile for damaged bytes. Errors of the disk and of memory are not included."""
+WRONG_CONTENT = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors of torch for an archive with unexpected content."""
+PARTS = ("step", "model", "optimizer", "schedule", "loader", "rng", "smooth", "lowest", "val",
+         "watch")  # fmt: skip
+"""Parts of a checkpoint. Those of version 0.1 do not have the part 'run'."""
 WEIGHTS = "weights.pt"
 FOLDER = "checkpoints"
 
@@ -53,6 +70,7 @@ def write(path: Path, value: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+        sync_folder(path.parent)
     except (OSError, RuntimeError) as e:  # torch's writer turns a full disk into a RuntimeError
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -82,12 +100,26 @@ def _reason(e: BaseException) -> str:
 
 def found(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+    named = [p for p in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+", p.stem)]
+    return sorted(named, key=step)
 
 
 def step(path: Path) -> int:
     """Return the number of updates in a checkpoint."""
     return int(path.stem.removeprefix("step-"))
+
+
+def contains(path: Path, state: dict[str, Any]) -> bool:
+    """Return whether a file of weights exists and has exactly these tensors."""
+    try:
+        saved = load(path)
+    except (OSError, Damaged):
+        return False
+    return (
+        isinstance(saved, dict)
+        and saved.keys() == state.keys()
+        and all(torch.equal(saved[name], value.cpu()) for name, value in state.items())
+    )
 
 
 def clear(run: Path) -> None:
@@ -115,10 +147,28 @@ def newest(kept: list[Path], say: Callable[[str], None]) -> tuple[Path, Any] | N
     """
     for path in reversed(kept):
         try:
-            return path, load(path)
+            return path, load_state(path)
         except Damaged as e:
             say(f"{e}: trying an older one")
     return None
+
+
+def agreed(
+    kept: list[Path], ranks: World, device: torch.device, say: Callable[[str], None]
+) -> tuple[Path, dict[str, Any]]:
+    """Load the newest checkpoint that every rank can read. Rename the later ones."""
+    best = newest(kept, say)
+    last = ranks.least(step(best[0]) if best else -1, device)
+    if best is None or last < 0:
+        raise Damaged(f"all checkpoints in {kept[0].parent} are damaged: remove it to start again")
+    path, state = best
+    if step(path) != last:  # another rank cannot read this one
+        path = next(p for p in kept if step(p) == last)
+        state = load_state(path)
+    if ranks.first:
+        for later in kept[kept.index(path) + 1 :]:
+            later.rename(later.with_suffix(".damaged"))
+    return path, state
 
 
 def load(path: Path) -> Any:
@@ -130,4 +180,28 @@ def load(path: Path) -> Any:
         raise Damaged(f"{path} is damaged ({e or type(e).__name__})") from e
     if part is not None:
         raise Damaged(f"{path} is damaged (in {part})")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as e:  # torch's message advises to run the code in the file
+        raise Damaged(f"{path} is damaged (it contains more than tensors and numbers)") from e
+    except WRONG_CONTENT as e:
+        raise Damaged(f"{path} is damaged ({first_line(e)})") from e
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Load the checkpoint of a run. Raise Damaged if a part is missing."""
+    state = load(path)
+    if not isinstance(state, dict):
+        raise Damaged(f"{path} is damaged (it contains a {type(state).__name__})")
+    if missing := [name for name in PARTS if name not in state]:
+        raise Damaged(f"{path} is damaged (it has no {', '.join(missing)})")
+    if state["step"] != step(path):
+        raise Damaged(f"{path} is damaged (it is of step {state['step']})")
+    run = state.get("run", {"job": {}, "fingerprint": ""})
+    if not (isinstance(run, dict) and isinstance(run.get("job"), dict) and "fingerprint" in run):
+        raise Damaged(f"{path} is damaged (it has no record of its job)")
+    return state
+
+
+def first_line(e: Exception) -> str:
+    return (str(e).splitlines() or [type(e).__name__])[0]

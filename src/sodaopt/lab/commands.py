@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,19 +14,19 @@ import tyro
 
 from . import records
 from .board import console, run_trials
-from .checkpoint import FOLDER, WEIGHTS, found, load, newest
 from .data import open_data
 from .execution import NO_MEMORY, Execution
 from .job import Common, Job, ResolvedJob, resolve
 from .labels import number
-from .model import GPT
-from .optimizers import averaged, build, parse
+from .optimizers import parse
 from .progress import progress, short
 from .records import DIVERGED, FINISHED, Run
 from .report import comparison_table, write_report
+from .restore import restore
 from .sample import generate
 from .sweep import grid, make_trials
 from .train import DATA, train
+from .visible import visible
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
@@ -64,7 +63,8 @@ class Train:
         if not first_rank:
             return 0
         if done and not run.finished:
-            print(f"{folder} has already ended: {(run.end or {}).get('reason', DIVERGED)}")
+            reason = (run.end or {}).get("reason", DIVERGED)
+            print(visible(f"{folder} has already ended: {reason}"))
         return self._report(run, folder)
 
     def _report(self, run: Run, folder: Path) -> int:
@@ -72,7 +72,7 @@ class Train:
         if end.get("status") == FINISHED:
             print(f"validation loss {end['val_loss']:.4f} after {end['step']} steps")
             for sample in run.of("sample")[-1:]:
-                print(f"\n{sample['text']}\n")
+                print(f"\n{visible(sample.get('text', ''))}\n")
             print(f"report: {write_report([run], folder / 'report.html', str(run.optimizer))}")
             return 0
         return 1 if end.get("status") == DIVERGED else INTERRUPTED
@@ -123,6 +123,7 @@ class Many:
             board.print(
                 f"report: {write_report(runs, out / 'report.html', title, keep=True)}",
                 highlight=False,
+                markup=False,
             )
         errors = [o for o in failed if o.error]
         if failed:
@@ -270,42 +271,9 @@ class Sample:
             )
         model, data = restore(runs[0])
         for j in range(self.count):
-            print(
-                generate(
-                    model, data.tokenizer(), self.prompt, tokens=self.tokens,
-                    temperature=self.temperature, top_k=self.top_k, seed=self.seed + j,
-                )
+            text = generate(
+                model, data.tokenizer(), self.prompt, tokens=self.tokens,
+                temperature=self.temperature, top_k=self.top_k, seed=self.seed + j,
             )  # fmt: skip
+            print(visible(text))
         return 0
-
-
-def restore(run: Run) -> tuple[GPT, Any]:
-    """Return the model of a run with its latest weights, and its data set."""
-    data = open_data(str(run.job["data"]), DATA)
-    resolved = resolve(job_of(run), data.vocab)
-    model = GPT(resolved.shape)
-    if (run.folder / WEIGHTS).exists():
-        model.load_state_dict(load(run.folder / WEIGHTS))
-        return model, data
-    best = newest(found(run.folder / FOLDER), lambda text: print(text, file=sys.stderr))
-    if best is None:
-        raise ValueError(f"{run.folder} has neither weights nor a readable checkpoint")
-    _, state = best
-    model.load_state_dict(state["model"])
-    opt = build(resolved.name, model, resolved.settings)
-    opt.load_state_dict(state["optimizer"])
-    with averaged(opt), torch.no_grad():
-        x = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(x)
-    return model, data
-
-
-def job_of(run: Run) -> Job:
-    """Return the job that a run's record describes."""
-    r = run.job
-    names = ("optimizer", "preset", "data", "seed", "lr", "wd", "steps", "batch", "context")
-    more = ("width", "depth", "head_dim", "activation", "alpha", "alpha_bar", "z0")
-    fade = tuple(r["fade"]) if r.get("fade") else None
-    decay = r.get("decay", "uniform")
-    parts = {part: r[part] / r["steps"] for part in ("warmup", "warmdown")}
-    return Job(**{name: r[name] for name in (*names, *more)}, fade=fade, decay=decay, **parts)

@@ -148,3 +148,13 @@ def join_world(device: torch.device) -> World:
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return World(dist.get_rank(), size)
+
+
+def allow_recompilation() -> None:
+    """Raise the number of compiled variants of one function that torch keeps.
+
+    The trials of a sweep share compiled code, and each model shape and mode adds a variant. At the
+    limit, torch silently stops compiling. `torch._dynamo.config` is the documented place of the
+    limit, although its name is private. If it moves, see the page on `torch.compile` recompilation.
+    """
+    torch._dynamo.config.recompile_limit = 64

@@ -144,6 +144,8 @@ class Job(Common):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} is a fraction of the run, between 0 and 1, got {value}")
+        if self.eval_tokens is not None and self.eval_tokens < 0:
+            raise ValueError(f"eval_tokens must be at least 0, got {self.eval_tokens}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in 0..2^63-1, got {self.seed}")
         resolve(self, 2)  # raises for impossible settings now, before any data is read

@@ -152,10 +152,18 @@ def check(name: Name, s: Settings) -> None:
             raise ValueError(
                 f"{setting} is {value}: only soda(...) and soda_all(...) have it, not {name}"
             )
-    if name.base not in SPECTRAL and (s.alpha is not None or s.alpha_bar is not None):
-        raise ValueError(f"only {', '.join(SPECTRAL)} have alpha and alpha_bar, not {name.base}")
+    _check_momentum(name, s)
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
         raise ValueError(f"fade must be two fractions of the run such as 0.67 0.9, got {s.fade}")
+
+
+def _check_momentum(name: Name, s: Settings) -> None:
+    given = {k: v for k, v in (("alpha", s.alpha), ("alpha_bar", s.alpha_bar)) if v is not None}
+    if given and name.base not in SPECTRAL:
+        raise ValueError(f"only {', '.join(SPECTRAL)} have alpha and alpha_bar, not {name.base}")
+    for setting, value in given.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{setting} must be between 0 and 1, got {value}")
 
 
 SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Protocol
 
+from .visible import visible
+
 
 class Progress(Protocol):
     def step(self, record: dict[str, Any]) -> None: ...
@@ -38,7 +40,7 @@ class Lines:
             print(f"step {record['step']}/{self.total}  {describe(record)}", flush=True)
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        print(visible(text), flush=True)
 
     def close(self) -> None:
         pass
@@ -63,7 +65,7 @@ class Bar:
         self.bar.update(self.task, completed=record["step"], description=describe(record))
 
     def say(self, text: str) -> None:
-        self.bar.console.print(text, markup=False, highlight=False)
+        self.bar.console.print(visible(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self.bar.stop()

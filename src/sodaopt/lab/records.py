@@ -27,6 +27,9 @@ from typing import Any, TextIO
 
 from sodaopt._errors import unknown
 
+from .files import sync_folder
+from .schema import problem
+
 FILE = "run.jsonl"
 FORMAT = 1
 FINISHED, DIVERGED, STOPPED = "finished", "diverged", "stopped"
@@ -45,11 +48,17 @@ class Writer:
             self.file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write one line. It survives if the process is killed afterwards."""
+        """Write one line. It survives if the process is killed afterwards.
+
+        The first and the last line of a run survive a power cut too, like its checkpoints.
+        """
         line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
         try:
             self.file.write(line + "\n")
             self.file.flush()
+            if kind in ("run", "end"):
+                os.fsync(self.file.fileno())
+                sync_folder(self.path.parent)
         except OSError as e:
             raise OSError(
                 e.errno, f"{e.strerror}: a run cannot continue without its records. Free disk "
@@ -123,6 +132,8 @@ def read(folder: Path) -> Run:
     path = folder / FILE
     records = _records(path)
     heads = [r for r in records if r["kind"] == "run"]
+    if wrong := next(filter(None, map(problem, records)), ""):
+        raise ValueError(f"{path} is damaged ({wrong}): remove {folder} and train it again")
     if not heads:
         raise ValueError(f"{path} does not begin with a run record: it is not a run of this lab")
     if heads[-1].get("format") != FORMAT:
@@ -133,13 +144,16 @@ def read(folder: Path) -> Run:
 
 
 def _records(path: Path) -> list[Record]:
-    return [r for line in path.read_bytes().splitlines() if (r := _parsed(line))]
+    return [r for line in path.read_bytes().splitlines() if (r := parse_line(line))]
 
 
-def _parsed(line: bytes) -> Record | None:
+def parse_line(line: bytes) -> Record | None:
+    """Return the record in a line, or None if the line is incomplete."""
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+        if b"\\ud" in line.lower():  # half of a surrogate pair cannot be written to any file
+            record = json.loads(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and "kind" in record else None
 

@@ -29,6 +29,7 @@ from .stats import p_value
 from .studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS, Cell, Scale, Study, TableRow
 from .sweep import Trial, make_trials
 from .train import DATA
+from .visible import visible
 
 
 class Unfinished(RuntimeError):
@@ -88,14 +89,14 @@ class Reproduce:
         try:
             found = self._carry_out(board)
         except Unfinished as e:
-            board.print(f"{e}: run the same command again to continue", highlight=False)
+            board.out(visible(f"{e}: run the same command again to continue"), highlight=False)
             return e.code
         if found is None:
             return 0
         path = self.out / f"{self.name}-{self.scale}" / "results.json"
         results.write(path, found)
         print(results.markdown(found))
-        board.print(f"numbers: {path}", highlight=False)
+        board.print(f"numbers: {path}", highlight=False, markup=False)
         return 0
 
     def _carry_out(self, board: Console) -> dict[str, Any] | None:
@@ -113,9 +114,10 @@ class Reproduce:
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
         lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
         chosen, work = work.choose(lr)
-        ended = work.run(work.jobs(lr))
-        report = write_report(ended, folder / "report.html", study.title, keep=True)
-        board.print(f"report: {report}", highlight=False)
+        report = write_report(
+            work.run(work.jobs(lr)), folder / "report.html", study.title, keep=True
+        )
+        board.print(f"report: {report}", highlight=False, markup=False)
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
         return known | work.numbers(lr, tuned) | {"choices": chosen}
 

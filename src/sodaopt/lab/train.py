@@ -19,16 +19,13 @@ import torch
 from . import checkpoint, records
 from .data import Dataset, Windows, open_data
 from .execution import Execution, World, join_world
-from .job import Job, ResolvedJob, resolve
+from .identity import Refused, check_run, identity
+from .job import Job, resolve
 from .progress import Progress, Silent
 from .records import Run
 from .training import Training
 
 DATA = Path("runs/data")
-
-
-class Refused(ValueError):
-    """The run must not start in this folder."""
 
 
 def train(
@@ -50,8 +47,8 @@ def train(
     resolved = resolve(job, data.vocab)
     with _locked(folder, ranks), _stop_on_signal(stop) as stopped:
         if run := records.begun(folder):
-            _check_same_job(run, resolved, folder)
-            _check_same_data(run, data, resolved, folder)
+            fingerprint = Windows(data.train, resolved.shape.context).fingerprint()
+            check_run(run, identity(resolved, fingerprint), folder)
             if run.done:
                 if run.finished and ranks.first:
                     checkpoint.clear(folder)  # the run may have been killed before it did this
@@ -70,30 +67,6 @@ def _opened(job: Job, ranks: World) -> Dataset:
     if ranks.first:
         ranks.wait()
     return data
-
-
-def _check_same_job(run: Run, resolved: ResolvedJob, folder: Path) -> None:
-    asked, found = _as_json(resolved.record()), run.job
-    differ = sorted(k for k in {*asked, *found} if asked.get(k) != found.get(k))
-    if differ:
-        changes = ", ".join(f"{k} {found.get(k)} -> {asked.get(k)}" for k in differ)
-        raise Refused(
-            f"{folder} contains another run ({changes}): choose another --out, or remove the folder"
-        )
-
-
-def _check_same_data(run: Run, data: Dataset, resolved: ResolvedJob, folder: Path) -> None:
-    """Raise if the data set was replaced by another one with the same name."""
-    before = run.head.get("data", {}).get("fingerprint")
-    if before not in (None, Windows(data.train, resolved.shape.context).fingerprint()):
-        raise Refused(
-            f"{folder} contains a run on an earlier data set {data.name}: choose another --out, "
-            "or remove the folder"
-        )
-
-
-def _as_json(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
 @contextmanager

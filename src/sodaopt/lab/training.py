@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from . import checkpoint
-from .checkpoint import Damaged, SaveError
+from .checkpoint import WRONG_CONTENT, Damaged, SaveError, first_line
 from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
 from .divergence import Diverged, LossMonitor
 from .environment import peak_memory
-from .execution import Execution, World
+from .execution import Execution, World, allow_recompilation
+from .identity import check_checkpoint, identity
 from .job import ResolvedJob
 from .model import GPT
 from .optimizers import averaged, build, state_bytes
@@ -99,8 +100,9 @@ class Training:
 
     def run(self) -> None:
         try:
-            self._resume()
             fingerprint = self.loader.windows.fingerprint()
+            self.identity = identity(self.resolved, fingerprint)
+            self._resume()
             self.log.write_head(self.data, fingerprint, self.sequences, self.step)
             self.watch.start()
             self._end(*self._loop())
@@ -213,10 +215,7 @@ class Training:
 
     def _end(self, status: str, reason: str) -> None:
         if status == FINISHED and not self._save_weights():
-            status, reason = (
-                STOPPED,
-                "nothing of the run is saved: free disk space and run it again",
-            )
+            status, reason = STOPPED, f"{self._last_saved()}: free disk space and run it again"
         values: dict[str, Any] = {"status": status, "epochs": round(self.loader.epoch, 4)}
         if reason:
             self.log.say(reason)
@@ -235,7 +234,7 @@ class Training:
             checkpoint.clear(self.folder)
 
     def _save_weights(self) -> bool:
-        """Save the weights and record samples. Return whether weights or a checkpoint exist."""
+        """Save the weights and record samples. Return whether the last step is saved."""
         if not self.ranks.first:
             return True
         saved = True
@@ -243,13 +242,32 @@ class Training:
             try:
                 checkpoint.write(self.folder / checkpoint.WEIGHTS, self.model.state_dict())
             except SaveError as e:
-                saved = bool(checkpoint.found(self.checkpoints))
-                self.log.note(self.step, f"{e}{': the last checkpoint is kept' if saved else ''}")
+                saved = self._last_step_exists()
+                self.log.note(self.step, f"{e}{': the last step is saved' if saved else ''}")
             tokenizer = self.data.tokenizer()
             for prompt in PROMPTS:
                 text = generate(self.model, tokenizer, prompt, tokens=SAMPLE_TOKENS, seed=0)
                 self.log.write("sample", self.step, prompt=prompt, text=text)
         return saved
+
+    def _last_step_exists(self) -> bool:
+        """Return whether existing files contain the model of the last step.
+
+        Weights of another state are removed, because `sample` would use them.
+        """
+        weights = self.folder / checkpoint.WEIGHTS
+        if checkpoint.contains(weights, self.model.state_dict()):
+            return True
+        weights.unlink(missing_ok=True)
+        return any(checkpoint.step(p) == self.step for p in checkpoint.found(self.checkpoints))
+
+    def _last_saved(self) -> str:
+        kept = checkpoint.found(self.checkpoints)
+        return (
+            f"the last saved step is {checkpoint.step(kept[-1])}"
+            if kept
+            else ("nothing of the run is saved")
+        )
 
     # -- stop and resume ----------------------------------------------------------------------
 
@@ -278,6 +296,7 @@ class Training:
 
     def _state(self) -> dict[str, Any]:
         return {
+            "run": self.identity,
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -296,7 +315,19 @@ class Training:
         kept = checkpoint.found(self.checkpoints)
         if not kept:
             return
-        path, state = self._newest(kept)
+        path, state = checkpoint.agreed(kept, self.ranks, self.device, self.log.say)
+        if warning := check_checkpoint(path, state, self.identity):
+            self.log.say(warning)
+        try:
+            self._load(state)
+        except WRONG_CONTENT as e:
+            raise Damaged(
+                f"{path} does not fit this run ({first_line(e)}): remove it, and run this again to "
+                "continue from the checkpoint before"
+            ) from e
+        self.log.say(f"continuing from step {self.step} ({path})")
+
+    def _load(self, state: dict[str, Any]) -> None:
         self.step, self.val = state["step"], state["val"]
         self.monitor.load(state)
         self.model.load_state_dict(state["model"])
@@ -305,31 +336,3 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         torch.set_rng_state(state["rng"])
         self.watch.load(state["watch"])
-        self.log.say(f"continuing from step {self.step} ({path})")
-
-    def _newest(self, kept: list[Path]) -> tuple[Path, dict[str, Any]]:
-        """Load the newest checkpoint that every rank can read. Rename the later ones."""
-        best = checkpoint.newest(kept, self.log.say)
-        agreed = self.ranks.least(checkpoint.step(best[0]) if best else -1, self.device)
-        if best is None or agreed < 0:
-            raise Damaged(
-                f"all checkpoints in {self.checkpoints} are damaged: remove it to start again"
-            )
-        path, state = best
-        if checkpoint.step(path) != agreed:  # another rank cannot read this one
-            path = next(p for p in kept if checkpoint.step(p) == agreed)
-            state = checkpoint.load(path)
-        if self.ranks.first:
-            for later in kept[kept.index(path) + 1 :]:
-                later.rename(later.with_suffix(".damaged"))
-        return path, state
-
-
-def allow_recompilation() -> None:
-    """Raise the number of compiled variants of one function that torch keeps.
-
-    The trials of a sweep share compiled code, and each model shape and mode adds a variant. At the
-    limit, torch silently stops compiling. `torch._dynamo.config` is the documented place of the
-    limit, although its name is private. If it moves, see the page on `torch.compile` recompilation.
-    """
-    torch._dynamo.config.recompile_limit = 64

@@ -63,7 +63,8 @@ def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda 
 
 def check_replaceable(out: Path) -> None:
     """Raise if the folder is not a data set, so that nothing else is ever overwritten."""
-    known = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin")
+    # A killed process leaves the temporary file of `write_atomically`: .checked.json.HOST.PID.x
+    known = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin|\.({META}|{FILE}|{CHECKED})\..+")
     inside = sorted(path.name for path in out.iterdir()) if out.exists() else []
     other = [name for name in inside if not known.fullmatch(name)]
     if other:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, subcommand
 
+from ..visible import visible
 from . import build, download, prepare
 from .corpus import KNOWN, ROOT, here, open_data
 from .dataset import Dataset, verify
@@ -141,12 +142,12 @@ def _report_errors(run: Callable[[Console], int]) -> int:
     try:
         return run(console)
     except (DataError, OSError) as e:
-        print(f"sodaopt data: {e}", file=sys.stderr)
+        print(f"sodaopt data: {visible(e)}", file=sys.stderr)
         return 2
 
 
 def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary(data: Dataset) -> str:
@@ -162,13 +163,14 @@ def _shards(paths: list[Path]) -> str:
 
 def _all(root: Path) -> Table:
     """Return a table of the known data sets and those in the folder."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("name", "here", "content", "licence", "how to get it")
     for name in [*KNOWN, *sorted(set(here(root)) - set(KNOWN))]:
         known = KNOWN.get(name)
         about = (known.about, known.licence, known.command) if known else ("your own", "", "")
-        table.add_row(name, _state(root, name), *about)
+        table.add_row(escape(visible(name)), _state(root, name), *about)
     return table
 
 
@@ -182,9 +184,10 @@ def _state(root: Path, name: str) -> str:
 
 
 def _one(data: Dataset) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(show_header=False, title=data.name, title_justify="left")
+    table = Table(show_header=False, title=escape(visible(data.name)), title_justify="left")
     known = KNOWN.get(data.name)
     sources = ", ".join(source["file"] for source in data.meta.get("sources", []))
     facts = {
@@ -195,10 +198,12 @@ def _one(data: Dataset) -> Table:
         "tokenizer": data.tokenizer_name,
         "licence": data.meta.get("licence") or (known.licence if known else "not given"),
         "made from": sources or (known.about if known else "not given"),
-        "made by": f"sodaopt {data.meta['sodaopt']}" if data.meta else "others (no meta.json)",
+        "made by": f"sodaopt {data.meta.get('sodaopt', '?')}"
+        if data.meta
+        else "others (no meta.json)",
     }
     for name, value in facts.items():
-        table.add_row(name, str(value))
+        table.add_row(name, escape(visible(value)))
     return table
 
 

@@ -79,14 +79,49 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise DataError(
             f"{path} is damaged or does not have format {FORMAT}: prepare the data set again "
             f"(--force)"
         )
+    if problem := _wrong_entry(meta):
+        raise DataError(f"{path} is damaged ({problem}): prepare the data set again (--force)")
     return meta
+
+
+TYPES: dict[str, type] = {
+    "vocab": int,
+    "tokenizer": str,
+    "shards": dict,
+    "sources": list,
+    "licence": str,
+}
+SHARD_TYPES: dict[str, type] = {"tokens": int, "sha256": str}
+SOURCE_TYPES: dict[str, type] = {"file": str, "sha256": str}
+
+
+def _wrong_entry(meta: dict[str, Any]) -> str:
+    """Return a description of the first entry of meta.json with a wrong type, or ''."""
+    if "shards" not in meta:
+        return "it has no shards"
+    if wrong := _wrong_type(meta, TYPES):
+        return wrong
+    parts = [(f"shard {name}", part, SHARD_TYPES) for name, part in meta["shards"].items()]
+    parts += [("source", part, SOURCE_TYPES) for part in meta.get("sources", [])]
+    for name, part, types in parts:
+        if not isinstance(part, dict):
+            return f"{name} is {part!r:.60}"
+        if wrong := next((f"no {k}" for k in types if k not in part), _wrong_type(part, types)):
+            return f"{name}: {wrong}"
+    name = meta.get("tokenizer", GPT2)
+    return "" if Path(name).name == name and "\0" not in name else f"tokenizer is {name!r:.60}"
+
+
+def _wrong_type(entries: dict[str, Any], types: dict[str, type]) -> str:
+    wrong = [k for k, kind in types.items() if k in entries and type(entries[k]) is not kind]
+    return f"{wrong[0]} is {entries[wrong[0]]!r:.60}" if wrong else ""
 
 
 def _check_shards(folder: Path, meta: dict[str, Any], counts: dict[Path, int]) -> None:
@@ -127,9 +162,7 @@ def largest_ids(paths: list[Path]) -> dict[Path, int]:
     Reading all ids takes time, so the results are kept in checked.json.
     """
     memory = paths[0].parent / CHECKED
-    known: dict[str, list[int]] = {}
-    with suppress(FileNotFoundError, ValueError):
-        known = json.loads(memory.read_text(encoding="utf-8"))
+    known = _checked(memory)
     found = {}
     for path in paths:
         stamp = [path.stat().st_size, path.stat().st_mtime_ns]
@@ -139,6 +172,20 @@ def largest_ids(paths: list[Path]) -> dict[Path, int]:
         with suppress(OSError):  # a read-only folder is checked again each time
             write_atomically(memory, [json.dumps(known | found, indent=1).encode()])
     return {path: found[path.name][2] for path in paths}
+
+
+def _checked(path: Path) -> dict[str, list[int]]:
+    """Return the entries of checked.json. Wrong ones are left out, so their shards are read."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    entries = known.items() if isinstance(known, dict) else ()
+    return {name: entry for name, entry in entries if _is_checked(entry)}
+
+
+def _is_checked(entry: Any) -> bool:
+    return isinstance(entry, list) and len(entry) == 3 and all(isinstance(n, int) for n in entry)
 
 
 def verify(data: Dataset) -> list[str]:

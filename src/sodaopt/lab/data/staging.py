@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
+
+from ..files import alive
 
 ENDING = ".partial"
 
@@ -66,17 +67,5 @@ def _remove_stale(out: Path, host: str) -> None:
     start = f".{out.name}.{host}."
     for path in out.parent.glob(f"{start}*{ENDING}"):
         pid = path.name.removeprefix(start).split(".")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if sys.platform == "win32":  # Windows has no signal 0 to test a process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -138,21 +138,33 @@ def parse(text: str, where: Path = Path(FILE)) -> Tokenizer:
     """Make the tokenizer from the text of a tokenizer.json."""
     try:
         data = json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{where} is not a tokenizer.json: {e}") from None
     found: Tokenizer
     if _is_plain(data):
         vocab = dict(data["model"]["vocab"])
+        _check_ids(vocab, where)
         eot = vocab.pop(EOT)
         found = ByteBPE(_ranks(vocab), eot, text)
     else:
-        found = OtherTokenizer(text, where)
+        found = other = OtherTokenizer(text, where)
+        _check_ids(other.inner.get_vocab(), where)
     if found.vocab > MOST_IDS:
         raise DataError(
             f"{where} has {found.vocab} tokens, but a shard holds ids below {MOST_IDS}: use a "
             "smaller vocabulary"
         )
     return found
+
+
+def _check_ids(vocab: dict[str, int], where: Path) -> None:
+    """Raise if an id is not below the number of tokens, which is the size of the embedding."""
+    largest = max(vocab.values(), default=0)
+    if largest >= len(vocab):
+        raise DataError(
+            f"{where} has the id {largest}, but only {len(vocab)} tokens: number the tokens from 0 "
+            f"to {len(vocab) - 1}, or use another tokenizer"
+        )
 
 
 def _is_plain(data: Any) -> bool:
@@ -170,16 +182,20 @@ def _is_plain(data: Any) -> bool:
         letters = {vocab[letter] for letter in _letters()}
         added = [token["content"] for token in data["added_tokens"]]
         plain = (words["type"], words["add_prefix_space"], words.get("use_regex", True))
-    except (KeyError, TypeError, ValueError):
+        normalizer = data["normalizer"]
+        in_order = all(a < b for a, b in zip([max(letters), *made], made, strict=False))
+        whole = all(type(n) is int and n >= 0 for n in vocab.values())
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
     unusual = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return (
         plain == ("ByteLevel", False, True)
-        and data["normalizer"] is None
+        and normalizer is None
+        and whole
         and not any(model.get(name) for name in unusual)
         and added == [EOT]
         and others == letters
-        and all(a < b for a, b in zip([max(letters), *made], made, strict=False))
+        and in_order
     )
 
 

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from sodaopt._errors import unknown
 
 from ..records import FILE, Run, find
+from ..visible import visible
 from .page import kept
 
 
@@ -44,12 +45,12 @@ class Report:
 
         console = Console() if sys.stdout.isatty() else Console(width=100)
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-        runs = self._runs(lambda why: console.print(f"skipped: {why}", **plain))
+        runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
         console.print(comparison_table(runs))
         out = self.out or self.runs[0] / "report.html"
         files = [write_report(runs, out, self.title or self._title(runs))]
         for file in files + self._figures(runs, out):
-            console.print(str(file), **plain)
+            console.print(visible(file), **plain)
         return 0
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:

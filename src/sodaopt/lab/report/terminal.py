@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..records import FINISHED, Run
 from ..stats import group_by_variant
+from ..visible import visible
 from . import text
 
 if TYPE_CHECKING:
@@ -34,5 +35,6 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     for line in found:
         style = "bold" if line.variant.mean == least is not None else None
         style = style if line.variant.statuses[FINISHED] else "dim"
-        table.add_row(*map(escape, line.cells()), style="red" if line.variant.diverged else style)
+        cells = [escape(visible(cell)) for cell in line.cells()]
+        table.add_row(*cells, style="red" if line.variant.diverged else style)
     return table
