@@ -115,3 +115,12 @@ def test_no_text_of_a_data_set_controls_the_terminal(
         said = "".join(capsys.readouterr())
         assert "\\x1b" in said
         assert not {"\x1b", "\x07"} & set(said)
+
+
+def test_sample_of_a_job_with_missing_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fake(tmp_path)
+    change(run.folder / records.FILE, "job", "data", "absent")
+    assert cli.main(["sample", str(run.folder)]) == 2
+    assert f"{run.folder / records.FILE} does not describe a whole job" in capsys.readouterr().err

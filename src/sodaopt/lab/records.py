@@ -132,14 +132,14 @@ def read(folder: Path) -> Run:
     path = folder / FILE
     records = _records(path)
     heads = [r for r in records if r["kind"] == "run"]
-    if wrong := next(filter(None, map(problem, records)), ""):
-        raise ValueError(f"{path} is damaged ({wrong}): remove {folder} and train it again")
     if not heads:
         raise ValueError(f"{path} does not begin with a run record: it is not a run of this lab")
     if heads[-1].get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {heads[-1].get('format')}, but this version reads format {FORMAT}"
         )
+    if wrong := next(filter(None, map(problem, records)), ""):
+        raise ValueError(f"{path} is damaged ({wrong}): remove {folder} and train it again")
     return Run(folder, heads[-1], [r for r in records if r["kind"] != "run"])
 
 

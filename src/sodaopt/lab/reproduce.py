@@ -114,9 +114,8 @@ class Reproduce:
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
         lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
         chosen, work = work.choose(lr)
-        report = write_report(
-            work.run(work.jobs(lr)), folder / "report.html", study.title, keep=True
-        )
+        runs = work.run(work.jobs(lr))
+        report = write_report(runs, folder / "report.html", study.title, keep=True)
         board.print(f"report: {report}", highlight=False, markup=False)
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
         return known | work.numbers(lr, tuned) | {"choices": chosen}
@@ -145,8 +144,8 @@ class Reproduce:
 
     def _job(self, study: Study, scale: Scale) -> Job:
         row = study.rows(scale)[0]
-        row = replace(row, settings=row.settings | self._settings())
-        return study.cells[0].job(scale, row, 0, None)
+        more = row.settings | self._settings()
+        return study.cells[0].job(scale, replace(row, settings=more), 0, None)
 
 
 def typed(command: Any) -> list[str]:
@@ -309,7 +308,6 @@ class Work:
         runs = [run for job in jobs if (run := self._trial(job).run()) is not None]
         losses = [run.val_loss for run in runs]
         known = [loss for loss in losses if loss is not None]
-        end = runs[0].end or {}
         return {
             "row": row.label,
             "column": cell.column,
@@ -317,7 +315,7 @@ class Work:
             "settings": cell.settings,
             "lr": resolve(jobs[0], self.vocab).settings.lr,
             "steps": runs[0].job["steps"],
-            "epochs": end.get("epochs"),
+            "epochs": (runs[0].end or {}).get("epochs"),
             "losses": losses,
             "mean": fmean(known) if known else None,
             "spread": stdev(known) if len(known) > 1 else None,
