@@ -91,6 +91,7 @@ def assert_bitwise(a: Any, b: Any) -> None:
         assert torch.equal(s, t)
 
 
+@pytest.mark.slow
 @each
 @optimizers
 @dtypes

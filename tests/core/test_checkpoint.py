@@ -214,6 +214,7 @@ RESUMED = [(name, "plain") for name in METHODS]
 RESUMED += [(name, build) for name in FEW for build in BUILDS if build != "plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "build"), RESUMED)
 @pytest.mark.parametrize("form", FORMS)
 def test_resume(name: str, build: str, form: str, tmp_path: Path) -> None:

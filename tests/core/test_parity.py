@@ -18,8 +18,9 @@ def one(entry: Theirs) -> ParameterSet:
 each = pytest.mark.parametrize("entry", [one(entry) for entry in ENTRIES])
 
 
+@pytest.mark.slow
 @each
-@pytest.mark.parametrize("foreach", [None, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("foreach", [None, False])
 def test_equal(entry: Theirs, foreach: bool | None) -> None:
     assert compare(entry, foreach=foreach) <= entry.tol
 

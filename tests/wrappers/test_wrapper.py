@@ -979,6 +979,7 @@ def test_class_form() -> None:
         cls(network(), lr=0.01, weight_decay=0.1)
 
 
+@pytest.mark.slow
 def test_compiled_without_recompiling() -> None:
     """k advances and lr changes; neither compiles again once both have been seen to change."""
     a, b = network(torch.float32), network(torch.float32)
