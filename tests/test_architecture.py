@@ -21,7 +21,7 @@ PRIVATE = {
     # torch.compiler.disable imports torch._dynamo at once, which adds a second to the import.
     ("backends/__init__.py", "torch._disable_dynamo"),
     # The documented place of the recompile limit; torch.compiler has no public form of it.
-    ("lab/training.py", "torch._dynamo"),
+    ("lab/execution.py", "torch._dynamo"),
     # A name for the fork server to preload. The server ignores a failed import.
     ("theory/study.py", "torch._dynamo"),
     # The common base of all convolutions. torch exports only its six subclasses.
