@@ -17,12 +17,13 @@ CHECKED := $(wildcard tests/test_*.py) \
 PY := .venv/bin/python
 STAMP := .venv/ok
 
-.PHONY: help setup demo check test lint format types parity layers bases results clean
+.PHONY: help setup demo check test portable lint format types parity layers bases results clean
 
 help:
 	@echo 'make demo     train four optimizers on a small GPT and compare them'
 	@echo 'make check    a subset of the tests for the daily loop, in under a minute'
 	@echo 'make test     run all tests'
+	@echo 'make portable the tests that compare numbers, as on other CPUs'
 	@echo 'make lint     check format and style'
 	@echo 'make format   repair format and style'
 	@echo 'make types    check types'
@@ -66,6 +67,14 @@ test: $(STAMP)
 
 check: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) -m 'not slow and not gpu' $(CHECKED) $(ARGS)
+
+# Other CPUs round differently. These tests compare numbers, and must hold under other kernels and
+# numbers of threads too.
+PORTABLE := tests/core/test_zoo.py tests/core/test_parity.py tests/geometry/test_polar.py \
+  tests/test_fixtures.py tests/theory/test_identities.py tests/theory/test_problems.py
+portable: $(STAMP)
+	MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(PORTABLE) $(ARGS)
+	OMP_NUM_THREADS=2 $(PY) -m pytest -q $(PORTABLE) -m 'not slow' $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff format --check .

@@ -8,7 +8,7 @@ agree bitwise, and a resumed run rounds like the uninterrupted one.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,10 +53,8 @@ def random_bits(index: Tensor, key: int) -> Tensor:
     return bits
 
 
-@cache
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which updates of parameters of this dtype are summed: at least fp32."""
-    return torch.float32 if dtype.itemsize < 4 else dtype
+SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)
+"""The dtype in which updates of 16-bit parameters are summed: SUM_DTYPE.get(dtype, dtype)."""
 
 
 def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:

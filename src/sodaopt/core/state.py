@@ -14,7 +14,7 @@ from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
-from sodaopt.rounding import sum_dtype
+from sodaopt.rounding import SUM_DTYPE
 
 
 class StatefulOptimizer(Optimizer):
@@ -33,7 +33,7 @@ class StatefulOptimizer(Optimizer):
 
         first: that step begins now, and an anchor may check or round the weights.
         """
-        y, dtype = p.detach(), sum_dtype(p.dtype)
+        y, dtype = p.detach(), SUM_DTYPE.get(p.dtype, p.dtype)
         # float64 counts beyond 2^24. On a GPU, reading the count would synchronise the device.
         s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
         if method.centre == "init":

@@ -49,7 +49,8 @@ class Bucket(Context):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the sums: fp32 for 16-bit parameters."""
-        return rounding.sum_dtype(self.params[0].dtype)
+        own = self.params[0].dtype
+        return rounding.SUM_DTYPE.get(own, own)
 
     @property
     def gamma(self) -> float:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from sodaopt import schedules
 from sodaopt.parallel import sharded
-from sodaopt.rounding import sum_dtype
+from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Wrapper
 from sodaopt.wrappers.live import Group
@@ -64,7 +64,7 @@ class _Averaged(Wrapper):
         own = self._own(p)
         if own:
             return _Kept(own["x"], own["z"], False)
-        z = p.detach().to(sum_dtype(p.dtype), copy=True)
+        z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
         return _Kept(z.clone(), z, True)
 
     def _after(self, step: GroupStep) -> None:
@@ -88,7 +88,7 @@ class _Averaged(Wrapper):
             sharded.local(p).copy_(x.lerp(z, self.lam_bar))
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return super()._restored(p, name, t).to(sum_dtype(p.dtype))
+        return super()._restored(p, name, t).to(SUM_DTYPE.get(p.dtype, p.dtype))
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         shard, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
@@ -160,7 +160,7 @@ class _Periodic(Wrapper):
             sharded.local(self._own(p)["slow"]).copy_(sharded.local(p))
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        dtype = p.dtype if name == "slow" else sum_dtype(p.dtype)
+        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
         return super()._restored(p, name, t).to(dtype)
 
     def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
@@ -202,7 +202,7 @@ class SNOO(_Periodic):
         super().__init__(base)
 
     def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
-        return {"b": torch.zeros_like(p, dtype=sum_dtype(p.dtype))}
+        return {"b": torch.zeros_like(p, dtype=SUM_DTYPE.get(p.dtype, p.dtype))}
 
     def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
         s, b = x - z, sharded.local(self._own(p)["b"])
