@@ -109,6 +109,9 @@ def test_settings_of_the_method_are_compared() -> None:
         del group["settings"]
     with pytest.warns(UserWarning, match="does not say its method's settings"):
         one.load_state_dict(old)
+    other = SODA(params(), 0.01, zoo.adam())
+    other.load_state_dict(one.state_dict())  # saved again, it has them
+    one.load_state_dict(other.state_dict())
 
 
 @pytest.mark.parametrize("name", sorted(zoo.ROWS))

@@ -110,6 +110,7 @@ class StatefulOptimizer(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            group["settings"] = self.methods[group["method"]].settings
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
