@@ -74,6 +74,9 @@ def _launch(b: Bucket, directions: list[Tensor], momentum: bool) -> None:
         launches.setdefault(key, []).append((j, row))
     rate, eps = method.geometry.kernel_constants(b.k, b.lr)
     for (scale, dtype, kind), rows in launches.items():
+        centre = method.centre
+        if centre == "init":
+            centre = "number" if kind is float else "tensor"
         step_(
             [tensors[j] for tensors in (shards, m, v) if tensors for j, _ in rows],
             tuple([row for _, row in rows]),
@@ -83,9 +86,7 @@ def _launch(b: Bucket, directions: list[Tensor], momentum: bool) -> None:
             g=dtype,
             z0=kind if isinstance(kind, torch.dtype) else None,
             MAP=b.kernel,
-            CENTRE={"init": "number" if kind is float else "tensor"}.get(
-                method.centre, method.centre
-            ),
+            CENTRE=centre,
             MOMENTUM=momentum,
             OPTIMISM=momentum and method.alpha_bar != 0,
             MAXIMIZE=b.maximize and b.kernel != "polar",

@@ -19,14 +19,11 @@ from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
 
-PREFIXES = {
-    "soda": "SODAWrapper",
-    "sf": "ScheduleFree",
-    "gpa": "GPA",
-    "lookahead": "Lookahead",
-    "snoo": "SNOO",
-}
-"""The wrappers by the prefix of their keys."""
+PREFIXES: dict[str, str] = {}
+"""The names of the wrappers by the prefix of their keys."""
+
+NEEDED = {"betas", "momentum", "method"}
+"""Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
 
 
 class LiveOptimizer(Optimizer):
@@ -34,6 +31,10 @@ class LiveOptimizer(Optimizer):
 
     prefix: ClassVar[str]
     base: Optimizer
+
+    def __init_subclass__(cls) -> None:
+        if "prefix" in vars(cls):
+            PREFIXES[cls.prefix] = cls.__name__
 
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
@@ -195,8 +196,7 @@ class LiveOptimizer(Optimizer):
                     f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
                     f"build the optimizer with {PREFIXES[others[0]]}"
                 )
-            keys = {"betas", "momentum", "method"}
-            if missing := sorted(keys & set(self.base.defaults) - set(group)):
+            if missing := sorted(NEEDED & set(self.base.defaults) - set(group)):
                 raise ValueError(
                     f"the state to load has no {', '.join(missing)}, which {base} needs: it was "
                     "written by another optimizer"
