@@ -28,7 +28,7 @@ help:
 	@echo 'make format   repair format and style'
 	@echo 'make types    check types'
 	@echo 'make parity   compare with other implementations (writes docs/parity.md)'
-	@echo 'make layers   print the plans of three known models (writes docs/layers.md)'
+	@echo 'make layers   plan known architectures (writes docs/layers.md)'
 	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
 	@echo 'make results  write docs/results.md from results/'
 	@echo 'make setup    only create .venv (the others do it when needed)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,6 +10,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from sodaopt._errors import times
+from sodaopt.anchors.init import CONVS
 
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -29,11 +34,26 @@ class Location:
 
     @property
     def module(self) -> nn.Module:
-        return self.modules[-1]
+        """The layer that uses the parameter, also if a parametrization of the layer holds it."""
+        return self.modules[-self._depth]
 
     @property
     def attribute(self) -> str:
-        return self.keys[-1]
+        """The parameter's name in its layer. Of a reparametrised weight it is the matrix."""
+        key = self.keys[-self._depth]
+        if self._depth == 1:
+            return "weight" if key in ("weight_v", "weight_orig") else key
+        name = self.keys[-2]
+        return f"{name}_g" if self.keys[-1] == "original0" else name  # weight_norm's lengths
+
+    def named(self, pattern: str) -> bool:
+        """Whether the pattern is in the last two parts of the name: the layer's and its own."""
+        layer = self.keys[-self._depth - 1 : -self._depth]
+        return re.search(pattern, ".".join((*layer, self.attribute))) is not None
+
+    @property
+    def _depth(self) -> int:
+        return 3 if isinstance(self.modules[-1], ParametrizationList) else 1
 
     @property
     def shape(self) -> torch.Size:
@@ -47,14 +67,14 @@ class Location:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the layer is inside one of several similar blocks, or part of a larger layer."""
+        """Whether the layer is in a list of blocks, in three similar blocks, or in an attention."""
         for parent, child in zip(self.modules, self.modules[1:], strict=False):
-            if isinstance(parent, nn.MultiheadAttention):
+            if "attention" in type(parent).__name__.lower():
                 return True
             if child is self.module or isinstance(child, CONTAINERS):
                 continue
             similar = sum(type(m) is type(child) for m in parent.children())
-            if isinstance(parent, nn.ModuleList) or similar > 1:
+            if isinstance(parent, nn.ModuleList) or similar > 2:
                 return True
         return False
 
@@ -73,10 +93,21 @@ def locate(model: nn.Module) -> Locations:
             if p is None:
                 continue
             location = Location(p, tuple(modules), (*keys, key))
-            if is_lazy(p):
-                raise ValueError(f"{location.name} has no shape yet. Run the model once first.")
+            _refuse_unshaped(location)
             found.setdefault(p, []).append(location)
     return found
+
+
+def _refuse_unshaped(at: Location) -> None:
+    """Refuse a parameter that does not have the shape of its layer."""
+    if is_lazy(at.parameter):
+        raise ValueError(f"{at.name} has no shape yet. Run the model once first.")
+    layer = isinstance(at.module, (nn.Linear, nn.Embedding, *CONVS)) and at.attribute == "weight"
+    if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):
+        raise ValueError(
+            f"{at.name} ({times(at.shape)}) is flattened, so its layers are unknown. Shard with "
+            "fully_shard (FSDP2), which keeps the shapes, not with FullyShardedDataParallel."
+        )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -16,7 +16,8 @@ from sodaopt._errors import times, unknown
 from sodaopt.core.method import Method
 from sodaopt.geometry.views import Shape, View, conv, matrix, split, transposed
 from sodaopt.layers.locations import Location, Locations, locate
-from sodaopt.layers.roles import HEADS, ROLES, TABLES, VECTORS, Kind, Usage, classify, find_usage
+from sodaopt.layers.roles import HEADS, ROLES, TABLES, VECTORS, Kind, classify
+from sodaopt.layers.usage import Usage, find_usage
 
 FROZEN, CUSTOM = "frozen", "custom"
 
@@ -94,7 +95,7 @@ def _kind(locations: list[Location], usage: Usage, override: Override) -> Kind |
     p, wanted = locations[0].parameter, override.role
     if not p.requires_grad or wanted == FROZEN:
         return Kind(FROZEN)
-    kind = classify(locations, usage)
+    kind = classify(locations[0], usage)
     if kind is None and wanted is None and override.method is not None:
         kind = Kind(CUSTOM, _usual_view("hidden", p.shape))
     if kind is not None and p.ndim < 2 and wanted not in VECTORS:
@@ -168,7 +169,8 @@ def _unclear_message(unclear: list[Location]) -> str:
             ),
             "Name their roles, for example with",
             *(f'  **{{r"{k}": {guesses[min(len(a.shape), 4)]}}}' for k, a in examples.items()),
-            "Use views.transposed if it is stored as (d_in, d_out). The roles are:",
+            'Use "position" for a table that is added, "vector" for a factor of each entry,',
+            "views.transposed for (d_in, d_out), views.heads for (d_in, heads, d_head). The roles:",
             "  " + ", ".join((*ROLES, FROZEN)),
         ]
     )

@@ -197,8 +197,8 @@ def _viewed(norm: Norm, view: View | None) -> Norm:
     """Return the norm with the view of the layer, unless it has one or does not depend on it."""
     if view is None or norm.view not in (matrix, elements):
         return norm
-    if norm.elementwise and (norm.scale is not geometry.dense or view is not geometry.transposed):
-        return norm  # the sign of a kernel has factor 1, and other scales do not use d_in
+    if norm.elementwise and (norm.scale is not geometry.dense or view is matrix):
+        return norm  # other scales do not use d_in
     return replace(norm, view=view)
 
 
