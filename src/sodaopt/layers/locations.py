@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -22,48 +23,33 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True, eq=False)
 class Location:
-    """One module that holds a parameter.
+    """One layer that uses a parameter.
 
-    modules: the modules from the model down to the one that holds the parameter.
+    name: the parameter's name in named_parameters(), without the keys of wrappers.
+    modules: the modules from the model down to the layer.
     keys: the attribute of each of these modules that leads down. The last one is the parameter's.
     """
 
     parameter: nn.Parameter
+    name: str
     modules: tuple[nn.Module, ...]
     keys: tuple[str, ...]
 
     @property
     def module(self) -> nn.Module:
-        """The layer that uses the parameter, also if a parametrization of the layer holds it."""
-        return self.modules[-self._depth]
+        return self.modules[-1]
 
     @property
     def attribute(self) -> str:
-        """The parameter's name in its layer. Of a reparametrised weight it is the matrix."""
-        key = self.keys[-self._depth]
-        if self._depth == 1:
-            return "weight" if key in ("weight_v", "weight_orig") else key
-        name = self.keys[-2]
-        return f"{name}_g" if self.keys[-1] == "original0" else name  # weight_norm's lengths
-
-    def named(self, pattern: str) -> bool:
-        """Whether the pattern is in the last two parts of the name: the layer's and its own."""
-        layer = self.keys[-self._depth - 1 : -self._depth]
-        return re.search(pattern, ".".join((*layer, self.attribute))) is not None
-
-    @property
-    def _depth(self) -> int:
-        return 3 if isinstance(self.modules[-1], ParametrizationList) else 1
+        return self.keys[-1]
 
     @property
     def shape(self) -> torch.Size:
         return self.parameter.shape
 
-    @property
-    def name(self) -> str:
-        """The parameter's name in named_parameters(), without the keys of wrappers."""
-        pairs = zip(self.modules, self.keys, strict=True)
-        return ".".join(key for module, key in pairs if not _is_wrapper(module, key))
+    def named(self, pattern: str) -> bool:
+        """Whether the pattern is in the layer's and the parameter's own part of the name."""
+        return re.search(pattern, ".".join(self.keys[-2:])) is not None
 
     @property
     def is_repeated(self) -> bool:
@@ -83,18 +69,22 @@ Locations: TypeAlias = dict[nn.Parameter, list[Location]]
 
 
 def locate(model: nn.Module) -> Locations:
-    """Map each parameter, in order of registration, to every module that holds it."""
+    """Map each parameter, in order of registration, to every layer that uses it."""
     found: Locations = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        modules, keys = [model], name.split(".") if name else []
-        for key in keys:
-            modules.append(modules[-1]._modules[key])  # type: ignore[arg-type]
-        for key, p in module._parameters.items():
-            if p is None:
-                continue
-            location = Location(p, tuple(modules), (*keys, key))
-            _refuse_unshaped(location)
-            found.setdefault(p, []).append(location)
+    for path, p in model.named_parameters(remove_duplicate=False):
+        keys = path.split(".")
+        modules = list(accumulate(keys[:-1], getattr, initial=model))
+        pairs = zip(modules, keys, strict=True)
+        name = ".".join(key for module, key in pairs if not _is_wrapper(module, key))
+        # A reparametrised weight belongs to its layer. original0 is the length of weight_norm.
+        if isinstance(modules[-1], ParametrizationList):
+            own = keys[-2] + "_g" * (keys[-1] == "original0")
+            modules, keys = modules[:-2], [*keys[:-3], own]
+        elif keys[-1] in ("weight_v", "weight_orig"):
+            keys[-1] = "weight"
+        location = Location(p, name, tuple(modules), tuple(keys))
+        _refuse_unshaped(location)
+        found.setdefault(p, []).append(location)
     return found
 
 

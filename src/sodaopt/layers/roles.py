@@ -15,17 +15,8 @@ from typing import NamedTuple
 from torch import nn
 
 from sodaopt.geometry.views import View, heads, matrix, transposed
+from sodaopt.layers import stored
 from sodaopt.layers.locations import Location
-from sodaopt.layers.stored import (
-    conv_view,
-    is_depthwise,
-    is_projection,
-    is_table,
-    linear_view,
-    lora_role,
-    router_view,
-    stack_view,
-)
 from sodaopt.layers.usage import POSITION, Usage
 
 ROLES = {
@@ -75,7 +66,7 @@ class Rule(NamedTuple):
 
 
 def _dense_view(at: Location) -> View:
-    return linear_view(at) or matrix
+    return stored.linear(at) or matrix
 
 
 def _table_view(at: Location) -> View | None:
@@ -90,17 +81,21 @@ FACTOR = r"token|latents|_log$|scale"
 
 RULES = (  # the first that holds
     # the use of the layer
-    Rule("tied", lambda at, use: at.parameter in use.heads and use.is_tied(at), _dense_view),
+    Rule(
+        "tied",
+        lambda at, use: at.parameter in use.heads and at.parameter in use.tables,
+        _dense_view,
+    ),
     Rule("head", lambda at, use: at.parameter in use.heads, _dense_view),
     # the type of the layer
-    Rule("lora_a", lambda at, use: lora_role(at) == "lora_a", _dense_view),
-    Rule("lora_b", lambda at, use: lora_role(at) == "lora_b", _dense_view),
+    Rule("lora_a", lambda at, use: stored.lora(at) == "lora_a", _dense_view),
+    Rule("lora_b", lambda at, use: stored.lora(at) == "lora_b", _dense_view),
     Rule("embedding", lambda at, use: at.parameter in use.tokens, _table_view),
-    Rule("position", lambda at, use: is_table(at), _table_view),
-    Rule("router", lambda at, use: router_view(at), router_view),
-    Rule("hidden", lambda at, use: linear_view(at), linear_view),
-    Rule("depthwise", lambda at, use: is_depthwise(at), conv_view),
-    Rule("conv", lambda at, use: conv_view(at), conv_view),
+    Rule("position", lambda at, use: stored.is_table(at), _table_view),
+    Rule("router", lambda at, use: stored.router(at), stored.router),
+    Rule("hidden", lambda at, use: stored.linear(at), stored.linear),
+    Rule("depthwise", lambda at, use: stored.is_depthwise(at), stored.kernel),
+    Rule("conv", lambda at, use: stored.kernel(at), stored.kernel),
     # the name and the shape of a parameter in any other module
     Rule("position", lambda at, use: _has_rows(at) and at.named(POSITION), _table_view),
     Rule("bias", lambda at, use: at.named(BIAS)),
@@ -108,8 +103,8 @@ RULES = (  # the first that holds
     Rule("norm", lambda at, use: _is_norm(at.module)),
     Rule("vector", lambda at, use: not _has_rows(at) or at.named(FACTOR)),
     Rule("position", lambda at, use: at.shape[0] == 1 or at.named("embed"), _table_view),
-    Rule("hidden", lambda at, use: is_projection(at.shape), lambda at: heads),
-    Rule("experts", lambda at, use: stack_view(at), stack_view),
+    Rule("hidden", lambda at, use: stored.is_projection(at.shape), lambda at: heads),
+    Rule("experts", lambda at, use: stored.stack(at), stored.stack),
 )
 
 

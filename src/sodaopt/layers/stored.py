@@ -18,7 +18,7 @@ def imported(module: str, name: str) -> tuple[type, ...]:
     return (found,) if isinstance(found, type) else ()
 
 
-def linear_view(at: Location) -> View | None:
+def linear(at: Location) -> View | None:
     """Return how the weight of a linear layer is stored, or None for any other parameter.
 
     A layer of another library counts as linear if it declares in_features and out_features.
@@ -35,7 +35,7 @@ def linear_view(at: Location) -> View | None:
     return transposed if flipped or shape == sizes[::-1] else None
 
 
-def conv_view(at: Location) -> View | None:
+def kernel(at: Location) -> View | None:
     """Return how the kernel of a convolution is stored, or None for any other parameter."""
     m = at.module
     if not isinstance(m, CONVS) or at.attribute != "weight":
@@ -61,7 +61,7 @@ def is_projection(shape: torch.Size) -> bool:
     return len(shape) == 3 and shape[0] == shape[1] * shape[2]
 
 
-def stack_view(at: Location) -> View | None:
+def stack(at: Location) -> View | None:
     """Return how a 3-D stack of matrices is stored, or None if neither module nor sizes tell.
 
     The experts of a block are stored alike, and the first of them reads what the router reads.
@@ -96,7 +96,7 @@ def expert_count(m: nn.Module) -> int:
     return max(counts) if len(counts) == 1 and counts != {1} else 0
 
 
-def router_view(at: Location) -> View | None:
+def router(at: Location) -> View | None:
     """Return the view of a matrix with one output for each expert beside it, else None."""
     m, shape = at.module, at.shape
     if len(shape) != 2 or at.attribute.endswith("bias") or expert_count(m):
@@ -117,7 +117,7 @@ def router_view(at: Location) -> View | None:
 LORA = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_embedding_A", "lora_embedding_B"))
 
 
-def lora_role(at: Location) -> str | None:
+def lora(at: Location) -> str | None:
     """Return "lora_a" or "lora_b" for a factor of a low-rank adapter, else None."""
     for module, key in zip(at.modules, at.keys, strict=True):
         if at.parameter.ndim > 1 and any(
