@@ -26,7 +26,7 @@ from .optimizers import BASES
 from .records import Run
 from .report import write_report
 from .stats import p_value
-from .studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS, Cell, Scale, Study, TableRow
+from .studies import DEFINITIONS, SCALES, STUDIES, Cell, Scale, Study, TableRow
 from .sweep import Trial, make_trials
 from .train import DATA
 from .visible import visible
@@ -255,31 +255,35 @@ class Work:
     # -- other settings -----------------------------------------------------------------------
 
     def candidates(self, lr: dict[str, float]) -> list[Job]:
-        """The jobs that `choose` runs, seed by seed."""
+        """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
         cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
-        return [self._job(c, self._rows()[0], seed, lr) for seed in TUNING_SEEDS for c in cells]
+        row, seeds = self._rows()[0], self.study.tuning_seeds
+        return list(dict.fromkeys(self._job(c, row, seed, lr) for seed in seeds for c in cells))
 
     def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
         """Return the losses of every choice, and this work with the best choice of each cell.
 
-        The choices are compared at the first row, on seeds that the study does not use.
+        The choices are compared at the first row, on seeds that the study does not use. A cell
+        without choices uses the learning rate that the study's reference column chose.
         """
         if jobs := self.candidates(lr):
             self.run(jobs)
         tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        cells = tuple(cell.chosen(best.get(cell.column, {})) for cell in self.study.cells)
+        reference = best.get(self.study.reference, {})
+        shared = {"lr": reference["lr"]} if "lr" in reference else {}
+        cells = tuple(cell.chosen(best.get(cell.column, shared)) for cell in self.study.cells)
         return tried, replace(self, study=replace(self.study, cells=cells))
 
     def _tried(self, cell: Any, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
-        row, it = self._rows()[0], cell.chosen(choice)
-        losses = [self._loss(self._job(it, row, seed, lr)) for seed in TUNING_SEEDS]
+        row, it, seeds = self._rows()[0], cell.chosen(choice), self.study.tuning_seeds
+        losses = [self._loss(self._job(it, row, seed, lr)) for seed in seeds]
         mean = fmean(losses)
         return {
             "column": cell.column,
             "settings": choice,
-            "seeds": list(TUNING_SEEDS),
+            "seeds": list(seeds),
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
             "mean": mean if math.isfinite(mean) else None,
         }

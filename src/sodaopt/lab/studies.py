@@ -54,10 +54,6 @@ SCALES = {
 }
 
 
-TUNING_SEEDS = (100, 101)
-"""Seeds on which a cell's settings are chosen. No number of a study comes from them."""
-
-
 @dataclass(frozen=True)
 class Cell:
     """One number of a study.
@@ -70,7 +66,7 @@ class Cell:
     base: str
     settings: dict[str, Any] = field(default_factory=dict)
     choices: tuple[dict[str, Any], ...] = ()
-    """Settings to choose from by the mean loss over TUNING_SEEDS; until then the first is used."""
+    """Settings to choose from by the mean loss over the study's tuning seeds."""
 
     def chosen(self, settings: dict[str, Any]) -> Cell:
         """Return the cell with one of its choices."""
@@ -108,6 +104,10 @@ class Study:
     """Pairs of columns to compare: (column, its baseline)."""
     published: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """The numbers in the paper, by row."""
+    tuning_seeds: tuple[int, ...] = (100, 101)
+    """Seeds on which the settings of a cell are chosen. No number of a study comes from them."""
+    reference: str = ""
+    """The column whose chosen learning rate the other columns use."""
 
 
 def horizons(scale: Scale) -> list[TableRow]:
@@ -132,6 +132,7 @@ SODA_ADAM = _cell("SODA(Adam)", "soda(adamw)", "adamw")
 DAGGER = _cell("SODA-dagger", "soda_dagger", "uscion")
 
 DECAYS = tuple(2.0**e for e in range(-4, 4))
+ADAMW_GRID = tuple({"lr": 2.0**e, "wd": w} for e in range(-10, -6) for w in (0.5, 0.25, 0.1, 0.0))
 MOMENTA = ((0.05, 0.0), (0.05, 0.05), (0.05, 0.1), (0.1, 0.0), (0.1, 0.05), (0.1, 0.1))
 
 STUDIES = {
@@ -235,6 +236,26 @@ STUDIES = {
             ("Muon", "Muon, best wd"),
             ("SODA(Muon) hidden, coupled", "SODA(Muon) hidden"),
         ),
+    ),
+    "adamw": Study(
+        "AdamW: weight decay against the pull",
+        (
+            replace(ADAM, column="AdamW", choices=tuple(c for c in ADAMW_GRID if not c["wd"])),
+            replace(ADAM, column="AdamW, best wd", choices=ADAMW_GRID),
+            _cell("SODA(AdamW) hidden", "soda(adamw)", "adamw"),
+            _cell("SODA(AdamW) hidden, coupled", "soda(adamw)", "adamw", decay="coupled"),
+            _cell("SODA(AdamW) tied, coupled", "soda_tied(adamw)", "adamw", decay="coupled"),
+        ),
+        horizons,
+        pairs=(
+            ("SODA(AdamW) hidden, coupled", "AdamW, best wd"),
+            ("SODA(AdamW) hidden", "AdamW, best wd"),
+            ("SODA(AdamW) tied, coupled", "AdamW, best wd"),
+            ("AdamW", "AdamW, best wd"),
+            ("SODA(AdamW) hidden, coupled", "SODA(AdamW) hidden"),
+        ),
+        tuning_seeds=(100,),
+        reference="AdamW, best wd",
     ),
     "table-hyperparameters": Study(
         "Table: the settings of each optimizer, run once",
