@@ -5,33 +5,32 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
+from rich.console import Console
 
 from . import records
+from .arguments import Flat, SeedWords, axis, parse_seeds, plain
 from .board import console, run_trials
 from .data import open_data
 from .execution import NO_MEMORY, Execution
 from .job import Common, Job, ResolvedJob, resolve
-from .labels import number
 from .optimizers import parse
 from .progress import progress, short
 from .records import DIVERGED, FINISHED, Run
-from .report import comparison_table, write_report
+from .report import Plan, comparison_table, write_report
 from .restore import restore
 from .sample import generate
-from .sweep import grid, make_trials
+from .sweep import Trial, grid, make_trials
 from .train import DATA, train
 from .visible import visible
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
-
-Flat = tyro.conf.arg(name="")
 
 
 @dataclass
@@ -110,28 +109,32 @@ class Many:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers must be at least 1, got {self.workers}")
 
-    def carry_out(self, jobs: Sequence[Job], out: Path, title: str) -> int:
-        """Run the jobs that are not done, and report on all of them. Return the exit code."""
+    def carry_out(
+        self, jobs: Sequence[Job], out: Path, title: str, primary: Sequence[tuple[Job, Job]] = ()
+    ) -> int:
+        """Run the jobs that are not done, and report on all of them. Return the exit code.
+
+        An interrupted command reports on the runs that are done.
+        """
         board = console()
         vocab = open_data(self.common.data or jobs[0].dataset, DATA).vocab
         workers, execution = self._placed(len(jobs))
         todo = make_trials(jobs, out, execution, vocab)
-        failed = run_trials(todo, workers, board)
-        runs = [run for trial in todo if (run := trial.run()) is not None]
-        if any(run.of("val") for run in runs):
-            board.print(comparison_table(runs))
-            board.print(
-                f"report: {write_report(runs, out / 'report.html', title, keep=True)}",
-                highlight=False,
-                markup=False,
-            )
-        errors = [o for o in failed if o.error]
+        pairs = tuple((resolve(a, vocab).key, resolve(b, vocab).key) for a, b in primary)
+        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs)
+        plan.save(out)
+        try:
+            failed = run_trials(todo, workers, board)
+        except KeyboardInterrupt:
+            _report(todo, plan, out, board)
+            raise
+        _report(todo, plan, out, board)
         if failed:
             board.print(
                 f"{len(failed)} of {len(todo)} runs are not done: "
                 "run the same command again to continue"
             )
-        return 1 if errors else INTERRUPTED if failed else 0
+        return 1 if any(o.error for o in failed) else INTERRUPTED if failed else 0
 
     def _placed(self, count: int) -> tuple[int, Execution]:
         """Return the number of workers, and the execution settings with their threads."""
@@ -143,27 +146,41 @@ class Many:
         return workers, replace(self.execution, threads=threads)
 
 
+def _report(trials: Sequence[Trial], plan: Plan, out: Path, board: Console) -> None:
+    """Print the table and write the page, if a run has a loss."""
+    runs = [run for trial in trials if (run := trial.run()) is not None]
+    if any(run.of("val") for run in runs):
+        board.print(comparison_table(runs, board.width, plan.primary))
+        page = write_report(runs, out / "report.html", plan.title, plan.primary)
+        board.print(f"report: {page}", highlight=False, markup=False)
+
+
 @dataclass
 class Compare(Many):
     """Train several optimizers on the same data from the same initial weights, and compare them."""
 
-    seeds: int = 3
-    """Number of seeds for each optimizer."""
+    seeds: SeedWords = ("0-4",)
+    """Seeds of each optimizer, such as 0 1 2 or 0-4."""
+    primary: tuple[str, ...] = ()
+    """Optimizers to test against the first one, with p values. Default: the second one. The others
+    get intervals only."""
 
     def run(self) -> int:
-        if not self.optimizers or self.seeds < 1:
-            raise ValueError("name at least one optimizer, and train it with at least one seed")
+        if not self.optimizers:
+            raise ValueError("name at least one optimizer, such as muon")
+        names = [str(parse(name)) for name in self.optimizers]
+        primary = [str(parse(name)) for name in self.primary] or names[1:2]
+        for name in primary:
+            if name not in names[1:]:
+                raise ValueError(f"primary {name} must be one of the optimizers after the first")
         jobs = [
             Job(**plain(self.common), optimizer=name, seed=seed)
-            for seed in range(self.seeds)
-            for name in self.optimizers
+            for seed in parse_seeds(self.seeds)
+            for name in names
         ]
-        names = " vs ".join(self.optimizers)
-        return self.carry_out(jobs, self.out or Path("runs/compare"), self.title or names)
-
-
-def plain(common: Common) -> dict[str, Any]:
-    return {f.name: getattr(common, f.name) for f in fields(common)}
+        pairs = [(jobs[names.index(name)], jobs[0]) for name in primary]
+        title = self.title or " vs ".join(names)
+        return self.carry_out(jobs, self.out or Path("runs/compare"), title, pairs)
 
 
 @dataclass
@@ -175,14 +192,12 @@ class Sweep(Many):
     over: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A setting and its values: lr=2^-12..2^-8 (powers of two), wd=0,0.1,0.2, horizon=1x,4x,
     fade=0.6:0.9,0.8:1."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of each combination."""
+    seeds: SeedWords = ("0",)
+    """Seeds of each combination, such as 0 1 2 or 0-4."""
 
     def run(self) -> int:
         if not self.optimizers:
             raise ValueError("name at least one optimizer, such as muon")
-        if not self.seeds:
-            raise ValueError("name at least one seed, such as --seeds 0 1")
         over: dict[str, list[Any]] = {}
         for name, values in map(axis, self.over):
             over[name] = list(dict.fromkeys([*over.get(name, []), *values]))
@@ -196,50 +211,10 @@ class Sweep(Many):
 
     def _axes(self, name: str, over: dict[str, list[Any]]) -> dict[str, Sequence[Any]]:
         """Return the axes of an optimizer. One without weight decay has no wd axis."""
-        kind = parse(name)
-        decays = kind.spec.decays and not kind.anchored
-        axes: dict[str, Sequence[Any]] = {k: v for k, v in over.items() if k != "wd" or decays}
-        return axes if "seed" in axes else axes | {"seed": self.seeds}
-
-
-def axis(text: str) -> tuple[str, list[Any]]:
-    """Parse a setting and its values.
-
-    'lr=2^-12..2^-8' -> ("lr", [2**-12, ..., 2**-8])
-    'wd=0,0.1' -> ("wd", [0.0, 0.1])
-    """
-    name, equals, values = text.partition("=")
-    name = name.strip().replace("-", "_")
-    kinds = {f.name: str(f.type) for f in fields(Job) if f.name != "optimizer"}
-    if not equals or not values or name not in kinds:
-        known = ", ".join(sorted(kinds))
-        raise ValueError(f"expected SETTING=VALUE,VALUE,... with one of {known}, got {text!r}")
-    kind = kinds[name]
-    if ".." in values and "str" not in kind:  # the name of a folder may contain dots
-        return name, [_value(kind, str(power)) for power in _powers(values)]
-    return name, [_value(kind, part.strip()) for part in values.split(",")]
-
-
-def _powers(text: str) -> list[float]:
-    begin, _, end = text.partition("..")
-    ends = sorted((number(begin), number(end)))
-    found = [math.frexp(value) for value in ends]  # (0.5, e + 1) for 2^e
-    if any(part != 0.5 for part, _ in found):
-        raise ValueError(f"a range needs powers of two, such as 2^-12..2^-8, got {text!r}")
-    return [2.0**e for e in range(found[0][1] - 1, found[1][1])]
-
-
-def _value(kind: str, text: str) -> Any:
-    if "str" in kind:
-        return text
-    if "tuple" in kind:
-        return tuple(number(part) for part in text.split(":"))
-    value = number(text)
-    if "float" in kind:
-        return value
-    if not value.is_integer():
-        raise ValueError(f"expected a whole number, got {text!r}")
-    return int(value)
+        axes: dict[str, Sequence[Any]] = {
+            k: v for k, v in over.items() if k != "wd" or parse(name).decays
+        }
+        return axes if "seed" in axes else axes | {"seed": parse_seeds(self.seeds)}
 
 
 @dataclass

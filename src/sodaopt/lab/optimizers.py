@@ -91,6 +91,11 @@ class Name(NamedTuple):
     def anchored(self) -> bool:
         return self.wrapper in ANCHORED or bool(self.pull) or self.base == "soda_dagger"
 
+    @property
+    def decays(self) -> bool:
+        """Whether it has a weight decay."""
+        return self.spec.decays and not self.anchored
+
     def __str__(self) -> str:
         inner = f"{self.pull}({self.base})" if self.pull else self.base
         return f"{self.wrapper}({inner})" if self.wrapper else inner
@@ -137,7 +142,7 @@ def check(name: Name, s: Settings) -> None:
         raise ValueError(f"lr must be positive, got {s.lr}")
     if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
-    if s.wd and (name.anchored or not name.spec.decays):
+    if s.wd and not name.decays:
         why = "the pull replaces it" if name.anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):

@@ -14,7 +14,7 @@ from sodaopt._errors import unknown
 
 from ..records import FILE, Run, find
 from ..visible import visible
-from .page import kept
+from .page import Plan
 
 
 @dataclass
@@ -46,9 +46,10 @@ class Report:
         console = Console() if sys.stdout.isatty() else Console(width=100)
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
-        console.print(comparison_table(runs))
+        primary = [pair for folder in self.runs for pair in Plan.load(folder).primary]
+        console.print(comparison_table(runs, console.width, primary))
         out = self.out or self.runs[0] / "report.html"
-        files = [write_report(runs, out, self.title or self._title(runs))]
+        files = [write_report(runs, out, self.title or self._title(runs), primary)]
         for file in files + self._figures(runs, out):
             console.print(visible(file), **plain)
         return 0
@@ -61,22 +62,24 @@ class Report:
         names = {run.optimizer for run in runs}
         if self.baseline and self.baseline not in names:
             raise ValueError(unknown("baseline", self.baseline, names))
-        order = [path.resolve() for folder in self.runs for path in kept(folder)[1]]
+        order = [(folder / name).resolve() for folder in self.runs
+                 for name in Plan.load(folder).runs]  # fmt: skip
         place = {path: j for j, path in enumerate(order)}
         runs.sort(key=lambda run: place.get(run.folder.resolve(), len(place)))
         return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
 
     def _title(self, runs: Sequence[Run]) -> str:
         """Return the title of the existing page if it shows these runs, else a new title."""
-        title, shown = kept(self.runs[0])
-        same = {run.folder.resolve() for run in runs} <= {path.resolve() for path in shown}
-        return title if title and same else _name(self.runs)
+        plan = Plan.load(self.runs[0])
+        shown = {(self.runs[0] / name).resolve() for name in plan.runs}
+        same = {run.folder.resolve() for run in runs} <= shown
+        return plan.title if plan.title and same else _name(self.runs)
 
     def _figures(self, runs: Sequence[Run], out: Path) -> list[Path]:
         kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]
         if not kinds:
             return []
-        from ..stats import group_by_variant
+        from ..variants import group_by_variant
         from .figures import draw
 
         return draw(group_by_variant(runs), out.with_suffix(""), kinds)
