@@ -21,16 +21,19 @@ from rich.console import Console
 
 from sodaopt import cli
 from sodaopt.lab import records, results, reuse, runlog, sweep, train
+from sodaopt.lab.arguments import axis
 from sodaopt.lab.board import Board, run_trials
 from sodaopt.lab.checkpoint import found
-from sodaopt.lab.commands import Compare, Sample, Sweep, axis
+from sodaopt.lab.commands import Sample
 from sodaopt.lab.execution import NO_MEMORY, Execution
 from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
+from sodaopt.lab.many import Sweep, placed
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.report import Plan
-from sodaopt.lab.reproduce import Work, best, listing
+from sodaopt.lab.reproduce import Work, listing
 from sodaopt.lab.restore import restore
+from sodaopt.lab.results import best
 from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
@@ -287,7 +290,7 @@ def test_each_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert [Execution().placed(slot).device for slot in range(3)] == names
         assert Execution(device="cuda:0").placed(1).device == "cuda:0"
-        assert Compare(("muon",))._placed(9)[0] == count
+        assert placed(Execution(), None, 9, "nano")[0] == count
     seen = []
     monkeypatch.setattr(sweep, "_worker", lambda: Recorder(seen))
     found = some(job("muon"), job("adamw"))
@@ -639,6 +642,7 @@ def test_sample(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     half = text()
     assert half.startswith("The sea")
     assert half == text()
+    assert half == text("--device", "cpu")
     assert text("--count", "2", "--temperature", "0").count("The sea") == 2
     model, _ = restore(records.read(Path("a")))
     state = model.state_dict()
@@ -784,7 +788,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["reproduce", "table-layers", "--data", "embedded", "--tune", "False", "--seeds",
                  "0-1", "--workers", "2", "--threads", "1", "--out", "out", "--settings",
                  *settings]  # fmt: skip
-    assert cli.main([*arguments, "--dry-run"]) == 0
+    assert cli.main([*arguments, "--dry-run", "--json"]) == 0
     planned = [Trial.parse(line).job for line in capsys.readouterr().out.splitlines()]
     assert len(planned) == 14
     assert cli.main(arguments) == 0
@@ -797,7 +801,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed[:5] == ["sodaopt", "reproduce", "table-layers", "--scale", "proxy"]
     assert set(arguments) <= set(typed)
     capsys.readouterr()
-    assert cli.main([*typed[1:], "--dry-run"]) == 0
+    assert cli.main([*typed[1:], "--dry-run", "--json"]) == 0
     again = capsys.readouterr().out.splitlines()
     assert [Trial.parse(line).job for line in again] == planned
     columns = [cell.column for cell in STUDIES["table-layers"].cells]

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 
 from .job import Common, Job
 from .labels import number
 
-Flat = tyro.conf.arg(name="")
+Grouped: Any = tyro.conf.OmitArgPrefixes
+"""Marks a nested record: its flags have no prefix, and a group of their own in --help."""
 SeedWords = Annotated[tuple[str, ...], tyro.conf.arg(metavar="SEED|FIRST-LAST ...")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the command prints."""
+
+    quiet: bool = False
+    """Print errors only."""
+    json: bool = False
+    """Print the results as one JSON object, and nothing else."""
+
+    @property
+    def shown(self) -> bool:
+        return not (self.quiet or self.json)
+
+    def console(self) -> Console:
+        """Return the console for progress and tables."""
+        if not self.shown:
+            return Console(quiet=True)
+        return Console() if sys.stdout.isatty() else Console(width=110, soft_wrap=False)
 
 
 def parse_seeds(words: Iterable[str]) -> tuple[int, ...]:

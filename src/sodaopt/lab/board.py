@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,10 +16,6 @@ from .progress import clock
 from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
 from .visible import visible
-
-
-def console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=110, soft_wrap=False)
 
 
 class Board:

@@ -178,7 +178,7 @@ SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     """Build the optimizer for a model."""
     check(name, s)
-    opt: Optimizer = SODA(param_groups(model, _recipe(name, s)), s.lr)
+    opt: Optimizer = SODA(param_groups(model, recipe(name, s)), s.lr)
     if name.wrapper in AVERAGED:
         return AVERAGED[name.wrapper](opt)
     if name.wrapper is None:
@@ -204,15 +204,14 @@ def _pull(s: Settings) -> schedules.Coef:
     return schedules.fade(pull, start, max(end, start + 1))
 
 
-def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
-    recipe = rules(name.spec.recipe)
+def recipe(name: Name, s: Settings) -> dict[str, Rule]:
+    """Return the rules of the layer plan, without the pull of a wrapper."""
+    found = rules(name.spec.recipe)
     if name.base in SPECTRAL:
-        recipe = {role: _tuned(rule, name, s) for role, rule in recipe.items()}
-    found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
-    recipe |= {role: _decayed(rule, s.wd) for role, rule in found.items()}
-    if name.pull:
-        return soda(recipe, ANCHORED[name.pull])
-    return recipe
+        found = {role: _tuned(rule, name, s) for role, rule in found.items()}
+    dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
+    found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
+    return soda(found, ANCHORED[name.pull]) if name.pull else found
 
 
 def _decayed(rule: Rule, wd: float) -> Rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
@@ -17,12 +18,14 @@ from sodaopt import __version__
 from sodaopt._errors import unknown
 
 from . import results
-from .arguments import Flat, SeedWords, axis, parse_seeds, typed
-from .board import console, run_trials
+from .arguments import Grouped, Output, SeedWords, axis, parse_seeds, typed
+from .board import run_trials
 from .commands import INTERRUPTED
 from .data import open_data
+from .describe import outline, summary, without_data
 from .execution import Execution
 from .job import Job, resolve
+from .many import placed
 from .optimizers import BASES
 from .records import Run
 from .report import Plan, write_report
@@ -50,7 +53,7 @@ class Reproduce:
 
     Finished runs are kept. Run the same command again to continue after a stop."""
 
-    name: tyro.conf.Positional[str] = ""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")] = ""
     """Name of the figure or table. --list shows the names."""
     list: bool = False
     """List every figure and table."""
@@ -67,9 +70,10 @@ class Reproduce:
     the study does not use."""
     settings: tuple[str, ...] = ()
     """More settings for every run, as NAME=VALUE, for example a smaller model for a trial run."""
-    execution: Annotated[Execution, Flat] = field(default_factory=Execution)
-    workers: int = 1
-    """Number of runs at a time."""
+    execution: Annotated[Execution, Grouped] = field(default_factory=Execution)
+    output: Annotated[Output, Grouped] = field(default_factory=Output)
+    workers: int | None = None
+    """Number of processes. Default: one for each CPU core, or one for each GPU."""
     out: Path = Path("runs/reproduce")
     """Parent folder of the study's folder, which holds the runs, report.html and results.json."""
     dry_run: bool = False
@@ -84,9 +88,7 @@ class Reproduce:
             return 0
         if self.name not in STUDIES:
             raise ValueError(unknown("figure or table", self.name, (*STUDIES, *DEFINITIONS)))
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
-        board = console()
+        board = self.output.console()
         try:
             found = self._carry_out(board)
         except Unfinished as e:
@@ -96,24 +98,26 @@ class Reproduce:
             return 0
         path = self.out / f"{self.name}-{self.scale}" / "results.json"
         results.write(path, found)
-        print(results.markdown(found))
+        if self.output.json:
+            print(json.dumps(found))
+        elif self.output.shown:
+            print(results.markdown(found))
         board.print(f"numbers: {path}", highlight=False, markup=False)
         return 0
 
     def _carry_out(self, board: Console) -> dict[str, Any] | None:
         study, scale = STUDIES[self.name], self._scale()
         folder = self.out / f"{self.name}-{self.scale}"
-        vocab = open_data(self._job(study, scale).dataset, DATA).vocab
-        work = Work(
-            study, scale, self._settings(), folder, self.execution, self.workers, vocab, board
-        )
+        first = self._job(study, scale)
+        resolved, data = without_data(first)
+        workers, execution = placed(self.execution, self.workers, 1000, first.preset)
+        vocab = resolved.shape.vocab if self.dry_run else open_data(first.dataset, DATA).vocab
+        work = Work(study, scale, self._settings(), folder, execution, workers, vocab, board)
         if self.dry_run:
-            jobs = [*work.candidates(dict(scale.lr)), *work.jobs(dict(scale.lr))]
-            for trial in make_trials(jobs, folder, self.execution, vocab):
-                print(trial.text())
+            self._dry(work, outline(resolved, data, execution))
             return None
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
-        lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
+        lr = scale.lr | {base: results.best(losses) for base, losses in tuned.items()}
         chosen, work = work.choose(lr)
         runs = work.run(work.jobs(lr))
         primary = work.primary(lr)
@@ -123,9 +127,21 @@ class Reproduce:
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
         return known | work.numbers(lr, tuned) | {"choices": chosen}
 
+    def _dry(self, work: Work, first: str) -> None:
+        """Describe the runs, or print them as JSON. Tuned learning rates are not known yet."""
+        lr = dict(work.scale.lr)
+        jobs = [*work.candidates(lr), *work.jobs(lr)]
+        todo = make_trials(jobs, work.folder, self.execution, work.vocab)
+        if self.output.json:
+            print("\n".join(trial.text() for trial in todo))
+            return
+        print(first, "", sep="\n")
+        known = [resolve(trial.job, work.vocab) for trial in todo]
+        print(summary(known, [trial.folder for trial in todo], self.execution))
+
     def _command(self) -> str:
         """Return the command line that runs this study again."""
-        more = typed(replace(self, name="", scale="proxy"))
+        more = typed(replace(self, name="", scale="proxy", output=Output()))
         return shlex.join(["sodaopt", "reproduce", self.name, "--scale", self.scale, *more])
 
     def _scale(self) -> Scale:
@@ -238,7 +254,7 @@ class Work:
         if not tried:
             middle = self.scale.lr.get(base, BASES[base].lr)
             return [middle / 2, middle, middle * 2]
-        low, high, at = min(tried), max(tried), best(tried)
+        low, high, at = min(tried), max(tried), results.best(tried)
         return [low / 2] if at == low else [high * 2] if at == high else []
 
     def _loss(self, job: Job) -> float:
@@ -298,7 +314,7 @@ class Work:
             "data": first_run.head["data"],
             "parameters": first_run.head["model"]["parameters"],
             "tuning_seed": self.study.tuning_seeds[0],
-            "learning_rates": {base: _finite(losses) for base, losses in tuned.items()},
+            "learning_rates": {base: results.finite(losses) for base, losses in tuned.items()},
             "cells": cells,
             "differences": results.differences(cells, self.study.pairs, self.study.primary),
             "published": {k: list(v) for k, v in self.study.published.items()},
@@ -325,13 +341,3 @@ class Work:
             "tokens_per_second": [(run.end or {}).get("tokens_per_second") for run in runs],
             "curve": [[v["step"], v["loss"]] for v in runs[0].of("val")],
         }
-
-
-def _finite(losses: dict[float, float]) -> dict[str, float | None]:
-    """Replace the infinite loss of a diverged run by None, because JSON has no infinity."""
-    return {str(lr): loss if math.isfinite(loss) else None for lr, loss in sorted(losses.items())}
-
-
-def best(losses: dict[float, float]) -> float:
-    """Return the learning rate with the lowest loss."""
-    return min(losses, key=losses.__getitem__)

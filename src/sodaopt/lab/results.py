@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,13 @@ def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [list(head), ["---"] * len(head), *map(list, lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def finite(losses: dict[float, float]) -> dict[str, float | None]:
+    """Replace the infinite loss of a diverged run by None, because JSON has no infinity."""
+    return {str(lr): loss if math.isfinite(loss) else None for lr, loss in sorted(losses.items())}
+
+
+def best(losses: dict[float, float]) -> float:
+    """Return the learning rate with the lowest loss."""
+    return min(losses, key=losses.__getitem__)

@@ -20,7 +20,7 @@ from . import checkpoint, records
 from .data import Dataset, Windows, open_data
 from .execution import Execution, World, join_world
 from .identity import Refused, check_run, identity
-from .job import Job, resolve
+from .job import Job, preset, resolve
 from .progress import Progress, Silent
 from .records import Run
 from .reuse import reuse
@@ -41,8 +41,8 @@ def train(
     stop: called after each step. If it returns True, the run is saved and stops.
     """
     device = execution.target()
-    if execution.threads:
-        torch.set_num_threads(execution.threads)
+    if threads := execution.threads or preset(job.preset).threads:
+        torch.set_num_threads(threads)
     ranks = join_world(device)
     data = _opened(job, ranks)
     resolved = resolve(job, data.vocab)

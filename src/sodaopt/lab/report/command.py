@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from sodaopt._errors import unknown
 
+from ..arguments import Grouped, Output
 from ..records import FILE, Run, find
 from ..visible import visible
 from .page import Plan
+from .rows import rows
 
 
 @dataclass
 class Report:
     """Compare runs on one HTML page, which needs no network. Runs may be unfinished."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER ...")]
     """Folders of runs, or folders that contain such folders."""
     out: Path | None = None
     """File of the page. Default: report.html in the first folder."""
@@ -33,17 +35,16 @@ class Report:
     """Also write the charts as PNG, next to the page."""
     svg: bool = False
     """Also write the charts as SVG."""
+    output: Annotated[Output, Grouped] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("name at least one folder of runs")
 
     def run(self) -> int:
-        from rich.console import Console
-
         from . import comparison_table, write_report
 
-        console = Console() if sys.stdout.isatty() else Console(width=100)
+        console = self.output.console()
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
         primary = [pair for folder in self.runs for pair in Plan.load(folder).primary]
@@ -52,6 +53,8 @@ class Report:
         files = [write_report(runs, out, self.title or self._title(runs), primary)]
         for file in files + self._figures(runs, out):
             console.print(visible(file), **plain)
+        if self.output.json:
+            print(json.dumps(rows(runs, primary) | {"report": str(out)}))
         return 0
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
