@@ -154,9 +154,9 @@ def check(name: Name, s: Settings) -> None:
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
     for setting, value in (("fade", s.fade), ("decay", s.decay)):
-        if value not in (None, "uniform") and name.wrapper not in ANCHORED:
+        if value not in (None, "uniform") and not name.anchored:
             raise ValueError(
-                f"{setting} is {value}: only {', '.join(ANCHORED)} have it, not {name}"
+                f"{setting} is {value}: only soda_dagger and soda(...) have it, not {name}"
             )
     _check_momentum(name, s)
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
@@ -211,7 +211,7 @@ def recipe(name: Name, s: Settings) -> dict[str, Rule]:
         found = {role: _tuned(rule, name, s) for role, rule in found.items()}
     dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
     found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
-    return soda(found, ANCHORED[name.pull]) if name.pull else found
+    return soda(found, ANCHORED[name.pull], _pull(s)) if name.pull else found
 
 
 def _decayed(rule: Rule, wd: float) -> Rule:
@@ -228,6 +228,8 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
         method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
     if s.alpha_bar is not None:
         method = replace(method, alpha_bar=s.alpha_bar)
+    if dagger:
+        method = replace(method, lam=_pull(s))
     if dagger and s.z0 == "zero":  # the other bases get z0 from the wrapper
         method = replace(method, centre="origin")
     return rule._replace(method=method)

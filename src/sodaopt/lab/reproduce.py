@@ -224,7 +224,7 @@ class Work:
     def _job(self, cell: Cell, row: TableRow, seed: int, lr: dict[str, float]) -> Job:
         return cell.job(self.scale, row, seed, lr.get(cell.base))
 
-    # -- learning rates -----------------------------------------------------------------------
+    # -- tuning -------------------------------------------------------------------------------
 
     def tune(self) -> dict[str, dict[float, float]]:
         """Return the losses of the baselines by learning rate, on a seed for tuning.
@@ -264,8 +264,6 @@ class Work:
     def _trial(self, job: Job) -> Trial:
         return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
-    # -- other settings -----------------------------------------------------------------------
-
     def candidates(self, lr: dict[str, float]) -> list[Job]:
         """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
         cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
@@ -283,8 +281,8 @@ class Work:
         tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        reference = best.get(self.study.reference, {})
-        shared = {"lr": reference["lr"]} if "lr" in reference else {}
+        reference = best.get(self.study.reference)
+        shared = {"lr": reference["lr"]} if reference else {}
         cells = tuple(cell.chosen(best.get(cell.column, shared)) for cell in self.study.cells)
         return tried, replace(self, study=replace(self.study, cells=cells))
 
@@ -299,8 +297,6 @@ class Work:
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
             "mean": mean if math.isfinite(mean) else None,
         }
-
-    # -- numbers ------------------------------------------------------------------------------
 
     def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
         cells = [self._cell(row, cell, lr) for row in self._rows() for cell in self.study.cells]
