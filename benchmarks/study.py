@@ -1,8 +1,8 @@
 """Analyse the runs of a study: python -m benchmarks.study FOLDER OUT --baseline A --primary B
 
 FOLDER holds results.json and the runs of `sodaopt reproduce`. OUT gets the same numbers, a record
-of every run, and a fit of loss = variant + seed. The fit pools the residuals of all variants: with
-v variants and s seeds, an interval has (v-1)(s-1) degrees of freedom instead of s-1.
+of every run, and the differences to the baseline: by the fit of `sodaopt.lab.stats`, and by the
+seeds of the two variants alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
-
-from sodaopt.lab import records, results
+from sodaopt.lab import records, results, stats
 from sodaopt.lab.records import Run
 
-LEVEL = 0.95
 Record = dict[str, Any]
 
 
@@ -96,69 +92,39 @@ def analyse(runs: Sequence[Record], baseline: str, primary: str) -> Record:
     used = [r for r in runs if not r["tuning"]]
     variants = list(dict.fromkeys(r["variant"] for r in used))
     seeds = sorted({r["seed"] for r in used})
-    losses = np.full((len(variants), len(seeds)), np.nan)
-    for r in used:
-        at = variants.index(r["variant"]), seeds.index(r["seed"])
-        losses[at] = np.nan if r["loss"] is None else r["loss"]
-    if len(used) != losses.size or np.isnan(losses).any():
+    known = {(r["variant"], r["seed"]): r["loss"] for r in used}
+    if len(known) != len(variants) * len(seeds) or None in known.values():
         raise ValueError("every variant needs one finished run for each seed")
-    effects, covariance, sigma, freedom = fit(losses)
-    base = variants.index(baseline)
+    fit = stats.fit(known)
     rows = []
-    for j, variant in enumerate(variants):
-        if j == base:
-            continue
-        variance = covariance[j, j] + covariance[base, base] - 2 * covariance[j, base]
-        gaps = losses[j] - losses[base]
-        rows.append(
-            {
-                "variant": variant,
-                "primary": variant == primary,
-                "by_seed": gaps.tolist(),
-                "pooled": _interval(effects[j] - effects[base], np.sqrt(variance), freedom),
-                "paired": _interval(
-                    gaps.mean(), gaps.std(ddof=1) / np.sqrt(len(seeds)), len(seeds) - 1
-                ),
-            }
-        )
+    for variant in variants:
+        if variant != baseline:
+            gaps = [known[variant, seed] - known[baseline, seed] for seed in seeds]
+            rows.append(
+                {
+                    "variant": variant,
+                    "primary": variant == primary,
+                    "by_seed": gaps,
+                    "pooled": _record_of(fit.difference(variant, baseline)),
+                    "paired": _record_of(stats.paired(gaps)),
+                }
+            )
     return {
-        "model": "loss = variant + seed, least squares, residuals pooled over all variants",
+        "model": f"{stats.MODEL}, least squares, residuals pooled over all variants",
         "baseline": baseline,
         "primary": [primary, baseline],
-        "level": LEVEL,
+        "level": stats.LEVEL,
         "seeds": seeds,
-        "residual_sd": sigma,
-        "degrees_of_freedom": freedom,
+        "residual_sd": fit.sd,
+        "degrees_of_freedom": fit.freedom,
         "differences": sorted(rows, key=lambda r: not r["primary"]),
     }
 
 
-def fit(losses: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, int]:
-    """Fit a table of variants x seeds.
-
-    Returns the variants' effects, their covariance, the residual sd and its degrees of freedom.
-    """
-    v, s = losses.shape
-    # one column for each variant, and one for each seed but the first, which is the reference
-    design = np.hstack([np.kron(np.eye(v), np.ones((s, 1))), np.tile(np.eye(s)[:, 1:], (v, 1))])
-    y = losses.reshape(-1)
-    coefficients, *_ = np.linalg.lstsq(design, y, rcond=None)
-    freedom = len(y) - design.shape[1]
-    variance = float(((y - design @ coefficients) ** 2).sum()) / freedom
-    covariance = variance * np.linalg.inv(design.T @ design)
-    return coefficients[:v], covariance[:v, :v], float(np.sqrt(variance)), freedom
-
-
-def _interval(difference: float, error: float, freedom: int) -> Record:
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * float(error)
-    p = 2 * float(stats.t.sf(abs(difference) / error, freedom))
-    return {
-        "difference": float(difference),
-        "low": float(difference) - half,
-        "high": float(difference) + half,
-        "p": p,
-        "degrees_of_freedom": freedom,
-    }
+def _record_of(gap: stats.Difference | None) -> Record:
+    assert gap is not None
+    return {"difference": gap.mean, "low": gap.low, "high": gap.high, "p": gap.p,
+            "degrees_of_freedom": gap.freedom}  # fmt: skip
 
 
 if __name__ == "__main__":

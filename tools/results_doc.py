@@ -15,10 +15,10 @@ PAGE = ROOT / "docs" / "results.md"
 HEAD = """# Results
 
 This page shows the measurements of `sodaopt reproduce`. `make results` writes it from the files
-under `results/`. A loss is compared with its baseline seed by seed: the same seed gives the same
-initial weights and the same batches. Anchored rows use their baseline's learning rate, and only
-baselines are tuned. The paper's numbers are from a model 18 times the size on other data: compare
-the signs, not the losses.
+under `results/`. Losses are compared by a fit of loss = variant + seed, because the same seed gives
+the same initial weights and the same batches. Anchored rows use their baseline's learning rate, and
+only baselines are tuned. The paper's numbers are from a model 18 times the size on other data:
+compare the signs, not the losses.
 
 The data of the proxy scale are 538 MB of English Wikipedia, tokenised by
 
@@ -33,13 +33,11 @@ from files in which an `<|endoftext|>` line separates the articles.
   decay, in the mean of six seeds, and both intervals exclude zero. The paper's pull, which goes on
   to the end, is between the two: its paired interval includes zero. On all layers, the pull that
   falls with the learning rate ends above Muon with a tuned weight decay.
-- The wrapper around Muon, on hidden layers, ends below Muon in the mean of three seeds, as in the
-  paper. Three seeds do not settle it (p below). Hidden layers alone are better than all layers, as
-  in the paper, and that difference is significant.
-- On all layers the wrapper ends above its base at this size, around Muon and around uScion, in the
-  mean of three seeds, which do not settle it either. In the paper it helped both.
-- The wrapper around uScion, on hidden layers, is better than uScion. Against Scion, which decays,
-  there is no difference that three seeds can show.
+- The wrapper around Muon, on hidden layers, ends below Muon without weight decay, as in the paper.
+  Hidden layers alone are better than all layers, as in the paper. Both intervals exclude zero.
+- On all layers the wrapper around Muon ends above Muon at this size. In the paper it helped.
+- Around uScion, on hidden or on all layers, three seeds show no difference to uScion: the intervals
+  include zero. On hidden layers there is none to Scion, which decays, either.
 """
 
 

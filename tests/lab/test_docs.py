@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.search(r"```sh\n(.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.DOTALL)
 COMMANDS = BLOCK[1].splitlines() if BLOCK else []
 TINY = ["--steps", "2", "--eval-tokens", "256", "--depth", "1"]
-SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
+SHORT = {"train": TINY, "sweep": [*TINY, "--seeds", "0"], "compare": [*TINY, "--seeds", "0"]}
 
 
 def test_quickstart(lab: Path) -> None:
