@@ -95,6 +95,9 @@ parity: $(STAMP)
 	$(PY) -m tools.parity
 
 layers: $(STAMP)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
+	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
+	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,layers]'
 	$(PY) -m tools.layers_doc
 
 bases: $(STAMP)

@@ -8,6 +8,7 @@ from torch import nn
 
 from sodaopt import plan
 from tests.layers.support import roles
+from tests.support import models
 from tools import architectures, layers_doc
 
 # Each pattern of names, with the role of all parameters that it matches.
@@ -122,6 +123,14 @@ def test_detector() -> None:
         "bbox_pred.weight": "head",
         "mask.weight": "conv",
     }
+
+
+def test_a_small_gate_is_not_a_second_head() -> None:
+    net = models.GPT()
+    net.gate, net.value = nn.Linear(12, 1), nn.Linear(models.D, 1)
+    found = roles(plan(net))
+    assert found["gate.weight"] == "hidden"
+    assert found["value.weight"] == "head"
 
 
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])

@@ -1,7 +1,7 @@
 """The role of each parameter of a model, from its layer, its use, its name and its shape.
 
-The first of RULES that holds gives the role. Only shapes are read, never values, so models on the
-meta device and sharded models work too. If no rule holds, the role is unclear (None), and the
+The first of RULES that matches gives the role. Only shapes are read, never values, so models on the
+meta device and sharded models work too. If no rule matches, the role is unclear (None), and the
 caller decides.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
@@ -57,61 +57,53 @@ class Kind(NamedTuple):
     view: View | None = None
 
 
-class Rule(NamedTuple):
-    """The role of the parameters for which a rule holds, and how they are matrices."""
-
-    role: str
-    holds: Callable[[Location, Usage], object]
-    view: Callable[[Location], View | None] = lambda at: None
-
-
-def _dense_view(at: Location) -> View:
-    return stored.linear(at) or matrix
-
-
-def _table_view(at: Location) -> View | None:
-    """Return the view of n rows, one a position. Other tables suit only maps of each entry."""
-    rows = len(at.shape) == 2 or (len(at.shape) == 3 and at.shape[0] == 1)
-    return transposed if rows else None
-
-
 BIAS = r"bias$|(^|\.)(bias_|beta$)"
 FACTOR = r"token|latents|_log$|scale"
 """The name of a bare parameter with rows that is a learned input, or that scales each entry."""
 
-RULES = (  # the first that holds
-    # the use of the layer
-    Rule(
-        "tied",
-        lambda at, use: at.parameter in use.heads and at.parameter in use.tables,
-        _dense_view,
-    ),
-    Rule("head", lambda at, use: at.parameter in use.heads, _dense_view),
-    # the type of the layer
-    Rule("lora_a", lambda at, use: stored.lora(at) == "lora_a", _dense_view),
-    Rule("lora_b", lambda at, use: stored.lora(at) == "lora_b", _dense_view),
-    Rule("embedding", lambda at, use: at.parameter in use.tokens, _table_view),
-    Rule("position", lambda at, use: stored.is_table(at), _table_view),
-    Rule("router", lambda at, use: stored.router(at), stored.router),
-    Rule("hidden", lambda at, use: stored.linear(at), stored.linear),
-    Rule("depthwise", lambda at, use: stored.is_depthwise(at), stored.kernel),
-    Rule("conv", lambda at, use: stored.kernel(at), stored.kernel),
-    # the name and the shape of a parameter in any other module
-    Rule("position", lambda at, use: _has_rows(at) and at.named(POSITION), _table_view),
-    Rule("bias", lambda at, use: at.named(BIAS)),
-    Rule("scalar", lambda at, use: math.prod(at.shape) == 1),
-    Rule("norm", lambda at, use: _is_norm(at.module)),
-    Rule("vector", lambda at, use: not _has_rows(at) or at.named(FACTOR)),
-    Rule("position", lambda at, use: at.shape[0] == 1 or at.named("embed"), _table_view),
-    Rule("hidden", lambda at, use: stored.is_projection(at.shape), lambda at: heads),
-    Rule("experts", lambda at, use: stored.stack(at), stored.stack),
+Match: TypeAlias = Callable[[Location, Usage], View | bool | None]
+RULES: tuple[tuple[str, Match], ...] = (
+    # The first rule that matches gives the role. It returns the view of a matrix, else True.
+    # The use of the layer:
+    ("tied", lambda at, use: at.parameter in use.heads & use.tables and _dense(at)),
+    ("head", lambda at, use: at.parameter in use.heads and _dense(at)),
+    # The type of the layer:
+    ("lora_a", lambda at, use: stored.lora(at) == "a" and _dense(at)),
+    ("lora_b", lambda at, use: stored.lora(at) == "b" and _dense(at)),
+    ("embedding", lambda at, use: at.parameter in use.tokens and transposed),
+    ("position", lambda at, use: stored.is_table(at) and transposed),
+    ("router", lambda at, use: stored.router(at)),
+    ("hidden", lambda at, use: stored.linear(at)),
+    ("depthwise", lambda at, use: stored.is_depthwise(at) and stored.kernel(at)),
+    ("conv", lambda at, use: stored.kernel(at)),
+    # The name and the shape of a parameter in any other module:
+    ("position", lambda at, use: _has_rows(at) and at.named(POSITION) and _rows(at)),
+    ("bias", lambda at, use: at.named(BIAS)),
+    ("scalar", lambda at, use: math.prod(at.shape) == 1),
+    ("norm", lambda at, use: _is_norm(at.module)),
+    ("vector", lambda at, use: not _has_rows(at) or at.named(FACTOR)),
+    ("position", lambda at, use: (at.shape[0] == 1 or at.named("embed")) and _rows(at)),
+    ("hidden", lambda at, use: stored.is_projection(at.shape) and heads),
+    ("experts", lambda at, use: stored.stack(at)),
 )
 
 
 def classify(at: Location, usage: Usage) -> Kind | None:
-    """Return the role and the view of a parameter, or None if no rule holds."""
-    rule = next((rule for rule in RULES if rule.holds(at, usage)), None)
-    return Kind(rule.role, rule.view(at)) if rule else None
+    """Return the role and the view of a parameter, or None if no rule matches."""
+    for role, match in RULES:
+        if found := match(at, usage):
+            return Kind(role, found if callable(found) else None)
+    return None
+
+
+def _dense(at: Location) -> View:
+    return stored.linear(at) or matrix
+
+
+def _rows(at: Location) -> View | bool:
+    """Return the view of a table (n, d). Others have none: they suit maps of each entry only."""
+    is_table = len(at.shape) == 2 or (len(at.shape) == 3 and at.shape[0] == 1)
+    return transposed if is_table else True
 
 
 def _has_rows(at: Location) -> bool:

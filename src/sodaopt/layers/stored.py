@@ -118,10 +118,9 @@ LORA = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_embedding_A", "lora_e
 
 
 def lora(at: Location) -> str | None:
-    """Return "lora_a" or "lora_b" for a factor of a low-rank adapter, else None."""
+    """Return "a" or "b" for a factor of a low-rank adapter, else None."""
     for module, key in zip(at.modules, at.keys, strict=True):
-        if at.parameter.ndim > 1 and any(
-            key in pair and all(hasattr(module, name) for name in pair) for pair in LORA
-        ):
-            return f"lora_{key[-1].lower()}"
+        both = any(key in pair and all(hasattr(module, name) for name in pair) for pair in LORA)
+        if both and at.parameter.ndim > 1:
+            return key[-1].lower()
     return None

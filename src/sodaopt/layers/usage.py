@@ -39,10 +39,9 @@ class Usage:
     notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def tables(self) -> dict[nn.Parameter, None]:
+    def tables(self) -> set[nn.Parameter]:
         """The parameters of all embedding layers, also if another layer uses them too."""
-        used = self.locations.items()
-        return dict.fromkeys(p for p, ats in used if any(map(stored.is_table, ats)))
+        return {p for p, ats in self.locations.items() if any(map(stored.is_table, ats))}
 
     def names(self, parameters: Iterable[nn.Parameter]) -> str:
         return ", ".join(self.locations[p][0].name for p in parameters)
@@ -77,15 +76,18 @@ def _declared(models: list[Any], getter: str, locations: Locations) -> set[nn.Pa
 def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     """Add tied layers, the layers that end in the model's output, and those parallel to a head.
 
-    A linear layer with the shape of the largest table computes logits over the vocabulary. If
-    nothing else is found, the last layer in order of registration is the head.
+    A linear layer with the shape of the largest table computes logits over the vocabulary. Beside
+    such a layer, another head reads as many inputs. If nothing else is found, the last layer in
+    order of registration is the head.
     """
     sizes = {p: size for p, ats in usage.locations.items() if (size := _sizes(ats))}
     single = {p: at for p in sizes if _is_single(at := usage.locations[p][0], bodies)}
-    tables = sorted(usage.tables, key=lambda p: p.numel())
-    logits = {p for p in single if tables and p.shape == tables[-1].shape}
-    known = usage.heads | {p for p in tables if p in sizes}
-    heads = (known or logits) | _unread(sizes, single)
+    largest = max((p.numel() for p in usage.tables), default=0)
+    vocabulary = {p.shape for p in usage.tables if p.numel() == largest}
+    known = usage.heads | {p for p in usage.tables if p in sizes}
+    heads = known or {p for p in single if p.shape in vocabulary}
+    widths = {sizes[p][1] for p in heads}
+    heads = heads | {p for p in _unread(sizes, single) if not widths or sizes[p][1] in widths}
     last = next(reversed(sizes), None)
     if not heads and last in single:
         heads = {last}
@@ -146,7 +148,8 @@ def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations
 
 def _find_tokens(usage: Usage, declared: set[nn.Parameter]) -> None:
     """Take the tables with the shape of a declared input, else of a head, else all tables."""
-    tables = [p for p in usage.tables if not usage.locations[p][0].named(POSITION)]
+    used = usage.locations.items()
+    tables = [p for p, ats in used if p in usage.tables and not ats[0].named(POSITION)]
     shapes = {p.shape for p in tables if p in declared} or {p.shape for p in usage.heads}
     usage.tokens = {p for p in tables if p.shape in shapes} or set(tables)
     if len(tables) > 1 and not any(p.shape in shapes for p in tables):
