@@ -86,6 +86,7 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
+        self.bias_norm, self.beta = nn.LayerNorm(4), nn.Parameter(torch.zeros(2, 2))
         self.rel_pos_h = nn.Parameter(torch.zeros(5, 4))
         self.q = nn.Parameter(torch.zeros(4, 2, 2))
 
@@ -116,6 +117,8 @@ def test_detector() -> None:
         "block.fc.weight": "hidden",
         "attn.relative_position_bias_table": "position",
         "attn.rel_pos_h": "position",
+        "attn.beta": "bias",
+        "attn.bias_norm.weight": "norm",
         "attn.q": "hidden",
         "fc6.weight": "hidden",
         "fc7.weight": "hidden",
@@ -156,3 +159,12 @@ def test_the_table_is_long_enough() -> None:
     assert sum(len(names.split()) for names in architectures.CHECKED.values()) >= 20
     for package, names in architectures.CHECKED.items():
         assert set(names.split()) <= set(architectures.NAMES[package].split())
+
+
+@pytest.mark.parametrize("layer", ["patch_embed", "token_mixer", "multiscale"])
+def test_a_layers_name_does_not_make_a_bare_matrix_a_table(layer: str) -> None:
+    net = nn.Module()
+    net.add_module(layer, nn.Module())
+    getattr(net, layer).mix = nn.Parameter(torch.zeros(5, 6))
+    with pytest.raises(ValueError, match=rf"cannot tell the role(.|\n)*{layer}.mix \(5x6\)"):
+        plan(net)

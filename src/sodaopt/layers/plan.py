@@ -151,7 +151,7 @@ def param_groups(
 
 
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
-    """Return the paper's hidden layers: every trainable matrix but embeddings and heads."""
+    """Return the paper's hidden layers: trainable matrices that are neither tables nor heads."""
     return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
 
 

@@ -57,9 +57,11 @@ class Kind(NamedTuple):
     view: View | None = None
 
 
-BIAS = r"bias$|(^|\.)(bias_|beta$)"
-FACTOR = r"token|latents|_log$|scale"
-"""The name of a bare parameter with rows that is a learned input, or that scales each entry."""
+# Patterns in the parameter's own part of its name.
+BIAS = r"bias$|\b(bias_[^.]*|beta)$"
+LEARNED_INPUT = r"(token|latents)[^.]*$"
+FACTOR = r"scale[^.]*$|_log$"
+EMBEDDING = r"embed[^.]*$"
 
 Match: TypeAlias = Callable[[Location, Usage], View | bool | None]
 RULES: tuple[tuple[str, Match], ...] = (
@@ -81,8 +83,8 @@ RULES: tuple[tuple[str, Match], ...] = (
     ("bias", lambda at, use: at.named(BIAS)),
     ("scalar", lambda at, use: math.prod(at.shape) == 1),
     ("norm", lambda at, use: _is_norm(at.module)),
-    ("vector", lambda at, use: not _has_rows(at) or at.named(FACTOR)),
-    ("position", lambda at, use: (at.shape[0] == 1 or at.named("embed")) and _rows(at)),
+    ("vector", lambda at, use: not _has_rows(at) or at.named(f"{LEARNED_INPUT}|{FACTOR}")),
+    ("position", lambda at, use: (at.shape[0] == 1 or at.named(EMBEDDING)) and _rows(at)),
     ("hidden", lambda at, use: stored.is_projection(at.shape) and heads),
     ("experts", lambda at, use: stored.stack(at)),
 )
