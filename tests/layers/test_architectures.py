@@ -37,6 +37,8 @@ NAMED = {
     "XLNetLMHeadModel": {r"rel_attn\.[qkvor]$": "hidden", "_bias": "bias", "seg_": "position"},
     "Llama4ForCausalLM": {r"experts\.": "experts", "router": "router"},
     "JetMoeForCausalLM": {r"put_linear\.weight": "experts", r"router\.layer": "router"},
+    "FSMTForConditionalGeneration": {r"decoder\.embed_tokens": "tied"},
+    "ZambaForCausalLM": {r"mamba\.D$": "vector"},
     "PerceiverForMaskedLM": {"latents": "vector", "output_position": "position"},
 }
 GEOMETRY = {  # a parameter of the model, and how it is a matrix

@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 # Patterns in the parameter's own part of its name.
 BIAS = r"bias$|\b(bias_[^.]*|beta)$"
 LEARNED_INPUT = r"(token|latents)[^.]*$"
-FACTOR = r"scale[^.]*$|_log$"
+FACTOR = r"(scale|alpha|gamma|lambda)[^.]*$|_log$|\bD$"
 EMBEDDING = r"embed[^.]*$"
 
 Match: TypeAlias = Callable[[Location, Usage], View | bool | None]

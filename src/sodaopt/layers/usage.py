@@ -86,7 +86,7 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     vocabulary = {p.shape for p in usage.tables if p.numel() == largest}
     known = usage.heads | {p for p in usage.tables if p in sizes}
     heads = known or {p for p in single if p.shape in vocabulary}
-    widths = {sizes[p][1] for p in heads}
+    widths = {p.shape[1] for p in heads}
     heads = heads | {p for p in _unread(sizes, single) if not widths or sizes[p][1] in widths}
     last = next(reversed(sizes), None)
     if not heads and last in single:
