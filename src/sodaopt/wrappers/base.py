@@ -1,22 +1,30 @@
-"""The step that all wrappers share: move the points, step the base optimizer, use its points."""
+"""The step that all wrappers share: move the points, step the base optimizer, finish.
+
+A step that is interrupted (by an error, a lack of memory or Ctrl-C) ends in one of two ways. If the
+base's step has not begun, the wrapper's work is undone. Otherwise it is finished: the base's update
+stays as far as the base came, and the step counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from sodaopt import rounding
 from sodaopt.backends import PLAIN
-from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
-from sodaopt.wrappers.known_bases import DECAYS, NON_READERS
+from sodaopt.wrappers import hooks
 from sodaopt.wrappers.live import Group, LiveOptimizer
-from sodaopt.wrappers.low_precision import fp32_copies
+from sodaopt.wrappers.low_precision import fp32_copies, read_back
+
+Operation: TypeAlias = Callable[[], Any]
 
 
 @dataclass
@@ -26,14 +34,19 @@ class GroupStep:
     indices: the index of each parameter in the optimizer.
     points: this rank's shard of each parameter that the base steps: the parameter's own memory, or
     an fp32 copy if the parameter has 16 bits.
-    held: whatever the wrapper's `_before` returned.
+    undo: operations that restore the parameters if the base's step does not begin.
+    finish: operations that complete the step after the base's. An interrupted operation runs again,
+    so each must give the same result if it runs twice.
+    completed: the base's step has returned.
     """
 
     group: Group
     indices: list[int]
     params: list[Tensor]
     points: list[Tensor]
-    held: Any = None
+    undo: list[Operation] = field(default_factory=list)
+    finish: list[Operation] = field(default_factory=list)
+    completed: bool = False
 
     def low(self) -> list[int]:
         """The positions of the 16-bit parameters."""
@@ -52,16 +65,10 @@ class GroupStep:
 
 
 class Wrapper(LiveOptimizer):
-    """A subclass writes `_before` and `_after` the base's step, and `_undo` for a failed one."""
+    """A subclass writes `_before`."""
 
-    def _before(self, step: GroupStep) -> Any:
-        """Move the points to where the base must step from."""
-
-    def _after(self, step: GroupStep) -> None:
-        """Use the points that the base has stepped, and write the parameters."""
-
-    def _undo(self, step: GroupStep) -> None:
-        """Restore the weights if the base's step raised."""
+    def _before(self, step: GroupStep) -> None:
+        """Move the points to where the base must step from, and fill step.undo and step.finish."""
 
     def _group_keys(self) -> Group:
         mode = {self._key("train_mode"): True} if self._output else {}
@@ -79,19 +86,23 @@ class Wrapper(LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if self._output and not all(g[self._key("train_mode")] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
-        steps, begun = self._group_steps(), []
-        try:
+        hooks.run_before(self.base)
+        steps = self._group_steps()
+        low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
+        params, points = [p for p, _ in low], [x for _, x in low]
+        with (
+            self._fp32_step.copies(params, points) as copies,
+            _undone_or_finished(steps, partial(read_back, copies, points)) as begun,
+        ):
             for step in steps:
-                step.held = self._before(step)
-                begun.append(step)
-            self._step_base(steps)
-            while begun:
-                self._after(begun[0])
-                begun.pop(0).group[f"{self.prefix}_k"] += 1
-        except BaseException:  # Ctrl-C too: the caller may catch it and save the weights
-            for step in begun:
-                self._undo(step)
-            raise
+                self._before(step)
+            with self._fp32_step.replaced(params, copies), hooks.silenced(self.base):
+                begun.append(True)
+                self.base.step()  # without a closure: some bases take none
+            for step in steps:
+                step.completed = True
+            read_back(copies, points)
+            hooks.run_after(self.base, params, points)
         return loss
 
     def _group_steps(self) -> list[GroupStep]:
@@ -108,17 +119,20 @@ class Wrapper(LiveOptimizer):
                 steps.append(GroupStep(group, [j for j, _ in found], params, _points(params)))
         return steps
 
-    def _step_base(self, steps: list[GroupStep]) -> None:
-        low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
-        if low:
-            self._fp32_step.step([p for p, _ in low], [x for _, x in low])
-        else:
-            self.base.step()  # without a closure: some bases take none
+    def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
+        """Store tensors of parameters after the base's step.
 
-    @property
-    def reads(self) -> bool:
-        """Whether the base's update may depend on the weights."""
-        return reads_weights(self.base)
+        If that step failed, a parameter that the base has no state of is left out: many bases
+        initialise a parameter only if its state is empty.
+        """
+        for p, own in tensors.items():
+            if step.completed or self.base.state.get(p):
+                self.base.state[p].update({self._key(name): t for name, t in own.items()})
+
+    def _count(self, step: GroupStep, **memory: Any) -> Operation:
+        """The operation that counts the step, and keeps the memory of a schedule."""
+        keys = {"k": step.group[self._key("k")] + 1, **memory}
+        return partial(step.group.update, {self._key(name): v for name, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -150,6 +164,33 @@ class Wrapper(LiveOptimizer):
         sharded.exchange(p, kept[self._output or ""])
 
 
+@contextmanager
+def _undone_or_finished(steps: list[GroupStep], first: Operation) -> Iterator[list[bool]]:
+    """Undo the steps if the block raises before `begun` has an entry. Else finish them.
+
+    first: an operation to finish with before those of the steps.
+    """
+    begun: list[bool] = []
+    try:
+        yield begun
+    finally:
+        if begun:
+            _run(deque([first, *(operation for step in steps for operation in step.finish)]))
+        else:
+            _run(deque([operation for step in steps for operation in step.undo]))
+
+
+def _run(operations: deque[Operation], attempts: int = 2) -> None:
+    """Run all operations. If one is interrupted, it and the others run before the error leaves."""
+    try:
+        while operations:
+            operations[0]()
+            operations.popleft()
+    finally:
+        if operations and attempts > 1:
+            _run(operations, attempts - 1)
+
+
 def _points(params: list[Tensor]) -> list[Tensor]:
     """This rank's shard of each parameter, as an fp32 copy if it has 16 bits."""
     shards = [p if type(p) in PLAIN else sharded.local(p) for p in params]
@@ -158,25 +199,3 @@ def _points(params: list[Tensor]) -> list[Tensor]:
         for j, copy in zip(low, fp32_copies([shards[j] for j in low]), strict=True):
             shards[j] = copy
     return shards
-
-
-def decays(base: Optimizer, group: dict[str, Any]) -> list[str]:
-    """The keys of a group under which the base decays its weights. A row's centre counts."""
-    keys = [k for k, off in DECAYS.items() if k in group and _is_on(group[k], off)]
-    if isinstance(base, SODA):
-        method = base.methods.get(group.get("method", ""))  # a loaded name may be unknown
-        if method is not None and method.centre != "last":
-            keys.append("method")
-    return keys
-
-
-def _is_on(value: Any, off: Any) -> bool:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return True  # reading it would synchronise the device
-    return bool(value != off)
-
-
-def reads_weights(base: Optimizer) -> bool:
-    """Whether the base's update may depend on the weights: by its class, or by its decay."""
-    known = f"{type(base).__module__}.{type(base).__qualname__}" in NON_READERS
-    return not known or any(decays(base, g) for g in base.param_groups)

@@ -76,10 +76,6 @@ class LiveOptimizer(Optimizer):
         s, mine = self.base.state.get(p, {}), self._key("")
         return {str(k)[len(mine) :]: v for k, v in s.items() if str(k).startswith(mine)}
 
-    def _keep(self, p: Tensor, **tensors: Tensor) -> None:
-        """Store tensors of p. Call it only after the base has stepped p."""
-        self.base.state[p].update({self._key(name): t for name, t in tensors.items()})
-
     # -- the base, live -----------------------------------------------------------------------
 
     @property

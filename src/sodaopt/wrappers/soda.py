@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,35 +13,15 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
-from sodaopt.anchors import Source, pull_, value
+from sodaopt.anchors import Source, inverse, pull_, value
 from sodaopt.backends import not_compiled
-from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper, decays
-from sodaopt.wrappers.known_bases import DECAYS, check_base
+from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.known_bases import NON_READERS, check_base, check_decay
 from sodaopt.wrappers.live import Group
 
 AT_START = ("keep", "restart", "reanchor")
-
-
-@dataclass
-class _Pull:
-    """The pull of one group during a step.
-
-    pulled: the points to pull and their z0.
-    added_later: the points, and the pull to add to them after the base's step.
-    captured: newly captured z0 by parameter, kept after the base's step.
-    provisional: the captured z0 may be replaced, see `_is_dry`.
-    before: the selected parameters, their points, and copies from before the step. See `watch`.
-    """
-
-    lam: float
-    pulled: list[tuple[Tensor, Source]] = field(default_factory=list)
-    added_later: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
-    captured: dict[Tensor, Tensor] = field(default_factory=dict)
-    provisional: bool = False
-    before: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
 
 class SODAWrapper(Wrapper):
@@ -125,7 +105,12 @@ class SODAWrapper(Wrapper):
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
             if group["soda_only"] is not False and group["soda_only"] != []:
-                _check_decay(self.base, group, j)
+                check_decay(self.base, group, j)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the base's update may depend on the weights, apart from a weight decay."""
+        return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
     # -- the pull -----------------------------------------------------------------------------
 
@@ -149,78 +134,56 @@ class SODAWrapper(Wrapper):
         k = group["soda_k"] - self._first()
         return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
 
-    def _before(self, step: GroupStep) -> _Pull:
-        group, pull = step.group, _Pull(self.lam(step.group))
+    def _before(self, step: GroupStep) -> None:
+        group, lam = step.group, self.lam(step.group)
         chosen = _chosen(step)
-        reanchors = self.at_start == "reanchor" and group["soda_k"] == self.start
-        if reanchors:
-            self._reanchor(group)
-        z0 = self._z0(group, [p for p, _ in chosen], pull)
-        if self.anchor.rounds_weights and (reanchors or pull.captured):
-            step.read()  # the points were made before the anchor rounded the parameters
+        z0 = self._z0(step, [p for p, _ in chosen])
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
+        before = [(p, x, x.clone()) for p, x in chosen] if self.watching else []
+        if pairs and lam:
+            self._pull(step, [x for x, _ in pairs], [source for _, source in pairs], lam)
+        step.finish.append(partial(step.write, self.seed, group["soda_k"]))
         if self.watching:
-            pull.before = [(p, x, x.clone()) for p, x in chosen]
-        pull.pulled = pairs
-        if pairs and pull.lam:
-            points, sources = [x for x, _ in pairs], [source for _, source in pairs]
-            if self.reads:  # the base must see the weights as they are
-                pulled = [x.clone() for x in points]
-                pull_(pulled, sources, pull.lam)
-                torch._foreach_sub_(pulled, points)
-                pull.added_later = points, pulled
-            else:
-                pull_(points, sources, pull.lam)
-        return pull
+            step.finish.append(partial(self._observe, group, lam, before, pairs))
+        step.finish.append(self._count(step, **self._memory(group)))
 
-    def _reanchor(self, group: Group) -> None:
-        for p in group["params"]:
-            if "z0" in self._own(p):
-                self._keep(p, z0=self.anchor.capture(p, True))
+    def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
+        """Pull the points before the base steps, or compute the pull and add it afterwards."""
+        if self.reads or lam == 1:  # the base must see the weights, or they could not be restored
+            pulled = [x.clone() for x in xs]
+            pull_(pulled, z0, lam)
+            torch._foreach_sub_(pulled, xs)
+            step.finish.append(partial(torch._foreach_add_, xs, pulled))
+        else:
+            pull_(xs, z0, lam)
+            step.undo.append(partial(pull_, xs, z0, inverse(lam)))
 
     @not_compiled  # it reads values
-    def _z0(self, group: Group, params: list[Tensor], pull: _Pull) -> dict[Tensor, Source]:
+    def _z0(self, step: GroupStep, params: list[Tensor]) -> dict[Tensor, Source]:
         """Where z0 of each parameter is. A z0 that is missing or provisional is captured.
 
         A newly captured z0 is left out, because it equals the weights, unless `anchor.differs`.
         """
-        state = self.base.state
+        group, state = step.group, self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
         new = [p for p, t in kept.items() if t is None or p in self.provisional]
+        if self.at_start == "reanchor" and group["soda_k"] == self.start:
+            new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         if new:
-            self._capture(group, kept, new, pull)
-            ready = self.anchor.differs and not pull.provisional
-            kept = {p: t for p, t in kept.items() if p not in pull.captured}
-            kept |= pull.captured if ready else {}
+            dry = _is_dry(group, new)
+            wanted = [p for p in new if kept.get(p) is None or not dry]
+            captured = {p: self.anchor.capture(p, not dry) for p in wanted}
+            step.finish.append(partial(self._keep_z0, step, captured, dry))
+            if self.anchor.rounds_weights:
+                step.read()  # the points were made before the anchor rounded the parameters
+            kept = {p: t for p, t in kept.items() if p not in captured}
+            kept |= captured if self.anchor.differs and not dry else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
 
-    def _capture(
-        self, group: Group, kept: dict[Tensor, Any], new: list[Tensor], pull: _Pull
-    ) -> None:
-        pull.provisional = _is_dry(group, new)
-        wanted = [p for p in new if kept[p] is None or not pull.provisional]
-        pull.captured = {p: self.anchor.capture(p, not pull.provisional) for p in wanted}
-
-    def _after(self, step: GroupStep) -> None:
-        pull: _Pull = step.held
-        if pull.added_later[0]:
-            torch._foreach_add_(*pull.added_later)
-        step.write(self.seed, step.group["soda_k"])
-        for p, z0 in pull.captured.items():
-            self._keep(p, z0=z0)
-            (self.provisional.add if pull.provisional else self.provisional.discard)(p)
-        step.group |= {f"soda_{name}": v for name, v in self._memory(step.group).items()}
-        if self.watching:
-            self._observe(step.group, pull)
-
-    def _undo(self, step: GroupStep) -> None:
-        """Invert the pull, up to rounding. Points of 16-bit parameters are copies."""
-        pull: _Pull = step.held
-        if pull.lam < 1 and not pull.added_later[0]:
-            copies = {id(step.points[j]) for j in step.low()}
-            for x, z0 in pull.pulled:
-                if id(x) not in copies:
-                    x.sub_(value(z0, x) * pull.lam).div_(1 - pull.lam)
+    def _keep_z0(self, step: GroupStep, captured: dict[Tensor, Tensor], provisional: bool) -> None:
+        self._keep(step, {p: {"z0": z0} for p, z0 in captured.items()})
+        change = self.provisional.update if provisional else self.provisional.difference_update
+        change(captured)
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
@@ -259,12 +222,16 @@ class SODAWrapper(Wrapper):
         """Measure the pull's share of each step from now on. It costs a copy of the weights."""
         self.watching = on
 
-    def _observe(self, group: Group, pull: _Pull) -> None:
-        by_point = {id(x): (p, copy) for p, x, copy in pull.before}
-        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pull.pulled]
-        pulls = [(z0 - copy) * pull.lam for _, copy, z0 in pulled]
-        length = _length([p for p, _, _ in pulled], pulls)
-        step = _length([p for p, _, _ in pull.before], [x - copy for _, x, copy in pull.before])
+    def _observe(self, group: Group, lam: float, before: list[Any], pairs: list[Any]) -> None:
+        """Measure a step.
+
+        before: the selected parameters, their points, and copies from before the step.
+        pairs: the pulled points and their z0.
+        """
+        by_point = {id(x): (p, copy) for p, x, copy in before}
+        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pairs]
+        length = _length([p for p, _, _ in pulled], [(z0 - x) * lam for _, x, z0 in pulled])
+        step = _length([p for p, _, _ in before], [x - copy for _, x, copy in before])
         j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
         self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
 
@@ -329,22 +296,3 @@ def _selection(chosen: list[bool]) -> bool | list[int]:
     if all(chosen) or not any(chosen):
         return bool(chosen) and all(chosen)
     return [j for j, is_chosen in enumerate(chosen) if is_chosen]
-
-
-def _check_decay(base: Optimizer, group: Group, j: int) -> None:
-    """Raise if the base decays the weights of a pulled group: the pull replaces weight decay."""
-    where, name = f"group {j} of {type(base).__name__}", type(base).__name__
-    for key in decays(base, group):
-        if key != "method":
-            number, off = group[key], DECAYS[key]
-            raise ValueError(
-                f"{where} has {key}={number!r}, and the pull takes the place of weight decay: "
-                f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
-            )
-    if isinstance(base, SODA) and group.get("method") in base.methods:
-        method = base.methods[group["method"]]
-        if method.centre != "last" or method.lam != 1:
-            raise ValueError(
-                f"{where} runs {method.name}, which decays or averages by itself (centre "
-                f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
-            )
