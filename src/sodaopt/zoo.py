@@ -43,7 +43,8 @@ def soda(method: Method) -> Method:
 
         y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
 
-    with u the method's own step. SODAWrapper around the method does the same.
+    with u the method's own step. SODAWrapper around the method does the same if all parameters have
+    a gradient at each step: a row counts the steps k of each parameter, and the wrapper of a group.
     """
     _check_plain(method, "soda")
     geometry, gamma = method.geometry, times(schedules.grow, method.gamma)
@@ -72,6 +73,14 @@ def decayed(method: Method, weight_decay: float) -> Method:
     return replace(method, centre="origin", lam=lam, gamma=gamma)
 
 
+WAYS_OUT = {
+    "origin": "Pass weight_decay=0, or use uscion for scion.",
+    "init": "It is anchored already: use it as it is.",
+    "last": "It averages: pass the method inside it.",
+}
+"""The advice for a method that is not plain, by its centre."""
+
+
 def _check_plain(method: Method, who: str) -> Method:
     """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
     if not isinstance(method, Method):
@@ -79,7 +88,7 @@ def _check_plain(method: Method, who: str) -> Method:
     if method.centre != "last" or method.lam != 1:
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}. Pass weight_decay=0, or use uscion for scion."
+            f"centre {method.centre!r}. {WAYS_OUT[method.centre]}"
         )
     return method
 
@@ -328,7 +337,8 @@ def schedule_free(
     """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z, with the step u of base (or sgd),
 
     c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
-    and r = 0, c = 1/(k+1). (Defazio et al. 2024)
+    and r = 0, c = 1/(k+1). k counts the group's steps, also those without a gradient of the
+    parameter. (Defazio et al. 2024)
     """
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], got {beta}")

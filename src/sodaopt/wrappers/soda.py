@@ -44,6 +44,7 @@ class SODAWrapper(Wrapper):
     """
 
     prefix = "soda"
+    _constructor_keys = ("soda_only",)
 
     def __init__(
         self,
@@ -78,9 +79,9 @@ class SODAWrapper(Wrapper):
         for j, group in enumerate(base.param_groups):
             group["soda_only"] = True if chosen is None else chosen[j]
         base.defaults["soda_only"] = only is None
+        for group in base.param_groups:  # raise now if lam is out of range
+            self.lam(self._group_keys() | group | {"soda_k": self.start})
         super().__init__(base)
-        for group in base.param_groups:
-            self.lam(group | {"soda_k": self.start})  # raise now if it is out of range
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the base. A predicate for `only` also selects among the new parameters.
@@ -98,9 +99,6 @@ class SODAWrapper(Wrapper):
     def _group_keys(self) -> Group:
         memory = schedules.start(self.decay)
         return {"soda_k": 0, "soda_only": True, **{f"soda_{n}": v for n, v in memory.items()}}
-
-    def _constructor_keys(self) -> list[str]:
-        return ["soda_only"]
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
