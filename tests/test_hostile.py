@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, zoo
+from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, plan, zoo
 from sodaopt.core import optimizer
 
 
@@ -189,6 +189,16 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: SODAWrapper(torch.optim.SparseAdam(params())), TypeError, "dense gradients"),
     "differentiable": (
         lambda: SODAWrapper(Adam(params(), differentiable=True)), ValueError, "differentiable"),
+    "twice": (lambda: SODA(params()[:1] * 2, 0.1, zoo.adam()), ValueError, "twice: remove one"),
+    "complex": (
+        lambda: SODA([nn.Parameter(torch.ones(2, dtype=torch.complex64))], 0.1, zoo.adam()),
+        ValueError, "view_as_real"),
+    "soda of soda_dagger": (
+        lambda: zoo.soda(zoo.soda_dagger()), ValueError, "anchored already: use it as it is"),
+    "soda of an average": (
+        lambda: zoo.soda(zoo.gpa()), ValueError, "averages: pass the method inside it"),
+    "recipe of an anchored recipe": (
+        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "use it as it is"),
     "no lr": (lambda: SODA(params(), method=zoo.adam()), ValueError, "group 0 has no lr"),
 }  # fmt: skip
 

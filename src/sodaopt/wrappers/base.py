@@ -35,8 +35,8 @@ class GroupStep:
     points: this rank's shard of each parameter that the base steps: the parameter's own memory, or
     an fp32 copy if the parameter has 16 bits.
     undo: operations that restore the parameters if the base's step does not begin.
-    finish: operations that complete the step after the base's. An interrupted operation runs again,
-    so each must give the same result if it runs twice.
+    finish: operations that complete the step after the base's. An operation that raises runs again,
+    so an operation in several parts must give the same result if it begins again.
     completed: the base's step has returned.
     """
 

@@ -165,10 +165,11 @@ class SODAWrapper(Wrapper):
         group, state = step.group, self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
         new = [p for p, t in kept.items() if t is None or p in self.provisional]
-        if self.at_start == "reanchor" and group["soda_k"] == self.start:
+        reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
+        if reanchors:
             new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         if new:
-            dry = _is_dry(group, new)
+            dry = not reanchors and _is_dry(group, new)
             wanted = [p for p in new if kept.get(p) is None or not dry]
             captured = {p: self.anchor.capture(p, not dry) for p in wanted}
             step.finish.append(partial(self._keep_z0, step, captured, dry))
@@ -276,15 +277,13 @@ def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
     if callable(only):
         chosen = {p for p in params if only(p)}
     else:
-        groups = [g for g in only if isinstance(g, dict)]
-        chosen = {p for p in only if isinstance(p, Tensor)}
-        known = all(any(g is b for b in base.param_groups) for g in groups)
-        if chosen - params or not known or len(groups) + len(chosen) < len(set(map(id, only))):
+        entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
+        chosen = {p for entry in entries for p in entry}
+        if chosen - params:
             raise ValueError(
                 "only= takes parameters or groups of the base optimizer (its param_groups), or a "
                 "predicate of a parameter; one of its entries is something else"
             )
-        chosen |= {p for g in groups for p in g["params"]}
     if not chosen:
         raise ValueError("only= selects no parameter of the base optimizer")
     return [_selection([p in chosen for p in g["params"]]) for g in base.param_groups]
