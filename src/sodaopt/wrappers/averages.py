@@ -22,9 +22,7 @@ from torch.optim import Optimizer
 from sodaopt import schedules
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
-from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Operation, Wrapper
-from sodaopt.wrappers.live import Group
 
 LARGEST = sys.float_info.max
 Values: TypeAlias = list[tuple[Tensor, Tensor]]  # tensors, and the values to copy there
@@ -51,20 +49,14 @@ class _Averaged(_Average):
     """
 
     _output = "x"
-    lam: Coef
     lam_bar: float
     weight_decay_at_y: float = 0.0
 
-    def _group_keys(self) -> Group:
-        memory = schedules.start(self.lam)
-        return super()._group_keys() | {self._key(n): v for n, v in memory.items()}
-
     def _before(self, step: GroupStep) -> None:
         group, points = step.group, step.points
-        k, lr = group[self._key("k")], group.get("lr", 1.0)
-        past = {n: group[self._key(n)] for n in schedules.start(self.lam)}
-        past = schedules.advance(self.lam, past, k, lr)
-        lam = schedules.value(self.lam, k, lr, past)
+        k = group[self._key("k")]
+        past = self._memory(group, k)
+        lam = schedules.value(self.coef, k, group.get("lr", 1.0), past)
         kept = self._kept(step)
         xs, zs = ([sharded.local(own[name]) for own in kept] for name in ("x", "z"))
         y = partial(_lerp, xs, zs, self.lam_bar, points)
@@ -120,7 +112,7 @@ class ScheduleFree(_Averaged):
         weight_lr_power: float = 2.0,
         weight_decay_at_y: float = 0.0,
     ) -> None:
-        self.lam = schedules.lr_weighted(r, weight_lr_power)
+        self.coef = schedules.lr_weighted(r, weight_lr_power)
         self.lam_bar = 1 - _unit("beta", beta)
         self.weight_decay_at_y = _real("weight_decay_at_y", weight_decay_at_y, 0.0, LARGEST)
         super().__init__(base)
@@ -135,7 +127,7 @@ class GPA(_Averaged):
     prefix = "gpa"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
-        self.lam, self.lam_bar = _unit("lam", lam), _unit("lam_bar", lam_bar)
+        self.coef, self.lam_bar = _unit("lam", lam), _unit("lam_bar", lam_bar)
         super().__init__(base)
 
 

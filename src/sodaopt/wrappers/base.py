@@ -17,9 +17,10 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from sodaopt import rounding
+from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
 from sodaopt.parallel import sharded
+from sodaopt.schedules import Coef
 from sodaopt.wrappers import hooks
 from sodaopt.wrappers.live import Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies, read_back
@@ -67,12 +68,22 @@ class GroupStep:
 class Wrapper(LiveOptimizer):
     """A subclass writes `_before`."""
 
+    coef: Coef = 0.0
+    """The schedule of the pull or of the average. Its memory is in the groups."""
+
     def _before(self, step: GroupStep) -> None:
         """Move the points to where the base must step from, and fill step.undo and step.finish."""
 
     def _group_keys(self) -> Group:
-        mode = {self._key("train_mode"): True} if self._output else {}
-        return super()._group_keys() | mode
+        keys = {"k": 0, **schedules.start(self.coef)} | (
+            {"train_mode": True} if self._output else {}
+        )
+        return {self._key(name): v for name, v in keys.items()}
+
+    def _memory(self, group: Group, k: int) -> dict[str, Any]:
+        """The memory of the schedule at its step k. Before step 0 it does not change."""
+        past = {n: group[self._key(n)] for n in schedules.start(self.coef)}
+        return schedules.advance(self.coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -116,7 +127,8 @@ class Wrapper(LiveOptimizer):
             index += len(group["params"])
             if found:
                 params = [p for _, p in found]
-                steps.append(GroupStep(group, [j for j, _ in found], params, _points(params)))
+                points = fp32_copies([p if type(p) in PLAIN else sharded.local(p) for p in params])
+                steps.append(GroupStep(group, [j for j, _ in found], params, points))
         return steps
 
     def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -189,13 +201,3 @@ def _run(operations: deque[Operation], attempts: int = 2) -> None:
     finally:
         if operations and attempts > 1:
             _run(operations, attempts - 1)
-
-
-def _points(params: list[Tensor]) -> list[Tensor]:
-    """This rank's shard of each parameter, as an fp32 copy if it has 16 bits."""
-    shards = [p if type(p) in PLAIN else sharded.local(p) for p in params]
-    low = [j for j, x in enumerate(shards) if x.dtype in rounding.HALVES]
-    if low:
-        for j, copy in zip(low, fp32_copies([shards[j] for j in low]), strict=True):
-            shards[j] = copy
-    return shards

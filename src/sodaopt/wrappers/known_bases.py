@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
 
 NON_READERS = frozenset(
@@ -119,8 +119,5 @@ def check_moments(state: dict[Any, Any], numbered: list[tuple[Any, Tensor]]) -> 
         saved: Any = state.get(n)
         for name in MOMENTS if isinstance(saved, dict) else ():
             t = saved.get(name)
-            if isinstance(t, Tensor) and t.dim() == p.dim() and t.shape != p.shape:
-                raise ValueError(
-                    f"the state to load has {name} of shape {times(t.shape)} for a parameter of "
-                    f"shape {times(p.shape)}: it was written for another model"
-                )
+            if isinstance(t, Tensor) and t.dim() == p.dim():
+                check_shape(name, t.shape, p.shape)

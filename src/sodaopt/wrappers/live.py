@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
@@ -66,7 +66,7 @@ class LiveOptimizer(Optimizer):
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
-        return {self._key("k"): 0}
+        raise NotImplementedError
 
     def _check_groups(self, groups: list[Group]) -> None:
         """Raise if these groups, live or to be loaded, must not be wrapped."""
@@ -197,11 +197,7 @@ class LiveOptimizer(Optimizer):
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
-        if t.shape != p.shape:
-            raise ValueError(
-                f"the state to load has {name} of shape {times(t.shape)} for a parameter of shape "
-                f"{times(p.shape)}: it was written for another model"
-            )
+        check_shape(name, t.shape, p.shape)
         return t.detach().to(p.device, copy=True)
 
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class Fp32Step:
             theirs = {k: v for k, v in state.items() if not str(k).startswith(self.prefix)}
             floats = [t for t in _tensors(theirs) if t.numel() > 1 and t.is_floating_point()]
             if all(t.dtype in HALVES for t in floats):
-                state.update(_map(lambda t: t.float() if t.dtype in HALVES else t, theirs))
+                state.update(_map(_fp32, theirs))
 
     def restore(self, p: Tensor, saved: Any) -> None:
         """Undo torch's cast of loaded state to 16 bits, given the state as it was saved."""
@@ -133,18 +133,26 @@ class Fp32Step:
 def fp32_copies(tensors: list[Tensor]) -> list[Tensor]:
     """Copy 16-bit tensors to fp32, contiguous plain ones in a single block of memory.
 
-    The allocator tends to return the same block at each step, so the kernels' tables stay valid.
+    Other tensors are returned as they are. The allocator tends to return the same block at each
+    step, so the kernels' tables stay valid.
     """
-    is_simple = [type(t) in PLAIN and t.is_contiguous() and t.numel() % 4 == 0 for t in tensors]
+    is_simple = [
+        t.dtype in HALVES and type(t) in PLAIN and t.is_contiguous() and t.numel() % 4 == 0
+        for t in tensors
+    ]
     block = [t for t, simple in zip(tensors, is_simple, strict=True) if simple]
     if len(block) < 2 or len({t.device for t in block}) > 1 or torch.compiler.is_compiling():
-        return [t.float() for t in tensors]
+        return [_fp32(t) for t in tensors]
     memory = torch.empty(sum(t.numel() for t in block), dtype=torch.float32, device=block[0].device)
     pieces = torch.split(memory, [t.numel() for t in block])
     copies = [piece.view(t.shape) for piece, t in zip(pieces, block, strict=True)]
     torch._foreach_copy_(copies, block)
     in_block = iter(copies)
-    return [next(in_block) if s else t.float() for t, s in zip(tensors, is_simple, strict=True)]
+    return [next(in_block) if s else _fp32(t) for t, s in zip(tensors, is_simple, strict=True)]
+
+
+def _fp32(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in HALVES else t
 
 
 def _states(base: Optimizer) -> list[Any]:

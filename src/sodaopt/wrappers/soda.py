@@ -65,13 +65,11 @@ class SODAWrapper(Wrapper):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
-        self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
+        self.start, self.at_start, self.coef, self.seed = start, at_start, decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         self.provisional: set[Tensor] = set()  # their z0 was captured in a dry step
-        self.watching = False
-        self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
         only = only if only is None or callable(only) else list(only)
         self.only = only if callable(only) else None
@@ -97,8 +95,7 @@ class SODAWrapper(Wrapper):
         super().add_param_group(group)
 
     def _group_keys(self) -> Group:
-        memory = schedules.start(self.decay)
-        return {"soda_k": 0, "soda_only": True, **{f"soda_{n}": v for n, v in memory.items()}}
+        return super()._group_keys() | {"soda_only": True}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
@@ -114,36 +111,28 @@ class SODAWrapper(Wrapper):
 
     def lam(self, group: Group) -> float:
         """The strength of the pull at the coming step."""
-        k, lr = group["soda_k"], group.get("lr", 0.0)  # a few bases have no lr
-        if k < self.start:
+        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
+        if group["soda_k"] < self.start:
             return 0.0
-        lam = float(schedules.value(self.decay, k - self._first(), lr, self._memory(group)))
+        lam = float(schedules.value(self.coef, k, lr, self._memory(group, k)))
         if not 0 <= lam <= 1:
             raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
         return lam
 
-    def _first(self) -> int:
-        """The step at which the schedule of the pull begins to count."""
-        return 0 if self.at_start == "keep" else self.start
-
-    def _memory(self, group: Group) -> dict[str, Any]:
-        """The memory of the schedule at the coming step."""
-        past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
-        k = group["soda_k"] - self._first()
-        return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
+    def _k(self, group: Group) -> int:
+        """The step of the schedule of the pull."""
+        k: int = group["soda_k"] - (0 if self.at_start == "keep" else self.start)
+        return k
 
     def _before(self, step: GroupStep) -> None:
         group, lam = step.group, self.lam(step.group)
         chosen = _chosen(step)
         z0 = self._z0(step, [p for p, _ in chosen])
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
-        before = [(p, x, x.clone()) for p, x in chosen] if self.watching else []
         if pairs and lam:
             self._pull(step, [x for x, _ in pairs], [source for _, source in pairs], lam)
         step.finish.append(partial(step.write, self.seed, group["soda_k"]))
-        if self.watching:
-            step.finish.append(partial(self._observe, group, lam, before, pairs))
-        step.finish.append(self._count(step, **self._memory(group)))
+        step.finish.append(self._count(step, **self._memory(group, self._k(group))))
 
     def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
@@ -202,37 +191,23 @@ class SODAWrapper(Wrapper):
 
         k, lam: the count and the strength of the coming step.
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
-        distance: ||x - z0||.
-        pull, step, share: lengths of the last pull and step, and their ratio, after `watch()`.
+        distance, pull: ||x - z0||, and the length of the coming pull, lam ||x - z0||.
         """
         rows = []
-        for j, group in enumerate(self.base.param_groups):
+        for group in self.base.param_groups:
             kept = {p: self._own(p)["z0"] for p in group["params"] if "z0" in self._own(p)}
-            lam, lr = float(self.lam(group)), float(group.get("lr", 0.0))
-            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": _ratio(lam, lr)}
-            shards = [
-                (sharded.local(p.detach()), self.anchor.source(p, t)) for p, t in kept.items()
-            ]
-            row["distance"] = _length(list(kept), [x - value(z0, x) for x, z0 in shards])
-            rows.append(row | self.seen.get(j, {}))
+            lam, lr = self.lam(group), float(group.get("lr", 0.0))
+            distance = _length({p: self.anchor.source(p, t) for p, t in kept.items()})
+            rows.append(
+                {
+                    "k": group["soda_k"],
+                    "lam": lam,
+                    "as_weight_decay": lam / lr if lr else math.inf if lam else 0.0,
+                    "distance": distance,
+                    "pull": lam * distance,
+                }
+            )
         return rows
-
-    def watch(self, on: bool = True) -> None:
-        """Measure the pull's share of each step from now on. It costs a copy of the weights."""
-        self.watching = on
-
-    def _observe(self, group: Group, lam: float, before: list[Any], pairs: list[Any]) -> None:
-        """Measure a step.
-
-        before: the selected parameters, their points, and copies from before the step.
-        pairs: the pulled points and their z0.
-        """
-        by_point = {id(x): (p, copy) for p, x, copy in before}
-        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pairs]
-        length = _length([p for p, _, _ in pulled], [(z0 - x) * lam for _, x, z0 in pulled])
-        step = _length([p for p, _, _ in before], [x - copy for _, x, copy in before])
-        j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
-        self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
 
 
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
@@ -256,19 +231,16 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
 
 
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else math.inf if a else 0.0
-
-
-def _length(params: list[Tensor], shards: list[Tensor]) -> float:
-    """The Euclidean length of whole tensors, from this rank's shards, which are placed like params.
+def _length(z0s: dict[Tensor, Source]) -> float:
+    """The Euclidean length of x - z0 over all parameters, from this rank's shards of them.
 
     It communicates if they are sharded, so every rank must call it.
     """
-    squares = [
-        sharded.total(t.float().square().sum(), p) for p, t in zip(params, shards, strict=True)
-    ]
-    return math.sqrt(sum(map(float, squares)))
+    squares = 0.0
+    for p, z0 in z0s.items():
+        x = sharded.local(p.detach())
+        squares += float(sharded.total((x - value(z0, x)).float().square().sum(), p))
+    return math.sqrt(squares)
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
