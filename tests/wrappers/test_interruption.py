@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -175,3 +178,31 @@ def test_every_operation(wrap: Any, base: Any, dtype: torch.dtype, steps: int) -
             assert all(w.isfinite().all() for w in run.weights)
     assert "during" in seen
     assert n > 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
+@pytest.mark.parametrize("when", ["before", "during", "twice"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("wrap", [WRAPS["SODAWrapper"], WRAPS["ScheduleFree"]])
+def test_ctrl_c_waits(wrap: Any, dtype: torch.dtype, when: str) -> None:
+    """It takes effect after the step, which is then complete. A second one does not wait."""
+    run, calm = (Run(wrap, BASES["AdamW loop"], dtype, 2) for _ in range(2))
+    inner, base = run.opt.base.step, run.opt.base
+
+    def interrupted() -> None:
+        inner()
+        for _ in range(2 if when == "twice" else 1):
+            os.kill(os.getpid(), signal.SIGINT)
+        if when == "twice":
+            pytest.fail("the second signal did not end the step")
+
+    if when == "before":
+        base.register_step_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    else:
+        base.step = interrupted
+    calm.opt.step()
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run.opt.step()
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert_same(run.everything(), calm.everything())

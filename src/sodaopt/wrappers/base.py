@@ -1,12 +1,14 @@
 """The step that all wrappers share: move the points, step the base optimizer, finish.
 
-A step that is interrupted (by an error, a lack of memory or Ctrl-C) ends in one of two ways. If the
-base's step has not begun, the wrapper's work is undone. Otherwise it is finished: the base's update
-stays as far as the base came, and the step counts.
+A step that raises an error (out of memory, say) ends in one of two ways. If the base's step has not
+begun, the wrapper's work is undone. Otherwise it is finished: the base's update stays as far as the
+base came, and the step counts. Ctrl-C waits until the step is done.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,6 +99,11 @@ class Wrapper(LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if self._output and not all(g[self._key("train_mode")] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
+        with _ctrl_c_waits():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         hooks.run_before(self.base)
         steps = self._group_steps()
         low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
@@ -114,7 +121,6 @@ class Wrapper(LiveOptimizer):
                 step.completed = True
             read_back(copies, points)
             hooks.run_after(self.base, params, points)
-        return loss
 
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
@@ -177,6 +183,33 @@ class Wrapper(LiveOptimizer):
 
 
 @contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C take effect after the block. A second Ctrl-C takes effect at once.
+
+    Python raises KeyboardInterrupt right after the operation that it arrives in, and nobody could
+    tell whether that operation is done.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # other threads get no signals
+        return
+    waiting: list[Any] = []
+
+    def wait(*signal_and_frame: Any) -> None:
+        waiting.append(signal_and_frame)
+        if len(waiting) > 1:
+            before(*signal_and_frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            before(*waiting[0])
+
+
+@contextmanager
 def _undone_or_finished(steps: list[GroupStep], first: Operation) -> Iterator[list[bool]]:
     """Undo the steps if the block raises before `begun` has an entry. Else finish them.
 
@@ -193,7 +226,7 @@ def _undone_or_finished(steps: list[GroupStep], first: Operation) -> Iterator[li
 
 
 def _run(operations: deque[Operation], attempts: int = 2) -> None:
-    """Run all operations. If one is interrupted, it and the others run before the error leaves."""
+    """Run all operations. If one raises, it and those after it run before the error is raised."""
     try:
         while operations:
             operations[0]()

@@ -97,9 +97,6 @@ class LiveOptimizer(Optimizer):
         except ValueError:
             del self.base.param_groups[count:]  # restore the groups as they were
             raise
-        for group in self.base.param_groups[count:]:
-            for p in group["params"]:
-                self._fp32_step.widen(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the base's parameters."""

@@ -73,9 +73,8 @@ class SODAWrapper(Wrapper):
         check_base(base, "SODAWrapper")
         only = only if only is None or callable(only) else list(only)
         self.only = only if callable(only) else None
-        chosen = None if only is None else _select(base, only)
-        for j, group in enumerate(base.param_groups):
-            group["soda_only"] = True if chosen is None else chosen[j]
+        for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
+            group["soda_only"] = chosen
         base.defaults["soda_only"] = only is None
         for group in base.param_groups:  # raise now if lam is out of range
             self.lam(self._group_keys() | group | {"soda_k": self.start})
@@ -99,7 +98,7 @@ class SODAWrapper(Wrapper):
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
-            if group["soda_only"] is not False and group["soda_only"] != []:
+            if group["soda_only"]:
                 check_decay(self.base, group, j)
 
     @property
@@ -246,6 +245,8 @@ def _length(z0s: dict[Tensor, Source]) -> float:
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
     """For each group: True for all, False for none, or the positions of the chosen parameters."""
     params = {p for g in base.param_groups for p in g["params"]}
+    if only is None:
+        return [True] * len(base.param_groups)
     if callable(only):
         chosen = {p for p in params if only(p)}
     else:
