@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -84,7 +84,7 @@ class Wrapper(LiveOptimizer):
 
     def _memory(self, group: Group, k: int) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        past = {n: group[self._key(n)] for n in schedules.start(self.coef)}
+        past = {n: group[f"{self.prefix}_{n}"] for n in schedules.start(self.coef)}
         return schedules.advance(self.coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     # -- the step -----------------------------------------------------------------------------
@@ -108,18 +108,20 @@ class Wrapper(LiveOptimizer):
         steps = self._group_steps()
         low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
         params, points = [p for p, _ in low], [x for _, x in low]
-        with (
-            self._fp32_step.copies(params, points) as copies,
-            _undone_or_finished(steps, partial(read_back, copies, points)) as begun,
-        ):
+        made: Any = self._fp32_step.copies(params, points) if low else nullcontext([])
+        with made as copies, _undone_or_finished(steps) as begun:
             for step in steps:
                 self._before(step)
-            with self._fp32_step.replaced(params, copies), hooks.silenced(self.base):
+            if low:
+                steps[0].finish.insert(0, partial(read_back, copies, points))
+            in_fp32: Any = self._fp32_step.replaced(params, copies) if low else nullcontext()
+            with in_fp32, hooks.silenced(self.base):
                 begun.append(True)
                 self.base.step()  # without a closure: some bases take none
             for step in steps:
                 step.completed = True
-            read_back(copies, points)
+            if low:
+                read_back(copies, points)
             hooks.run_after(self.base, params, points)
 
     def _group_steps(self) -> list[GroupStep]:
@@ -133,7 +135,9 @@ class Wrapper(LiveOptimizer):
             index += len(group["params"])
             if found:
                 params = [p for _, p in found]
-                points = fp32_copies([p if type(p) in PLAIN else sharded.local(p) for p in params])
+                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
+                if any(x.dtype in rounding.HALVES for x in points):
+                    points = fp32_copies(points)
                 steps.append(GroupStep(group, [j for j, _ in found], params, points))
         return steps
 
@@ -149,8 +153,8 @@ class Wrapper(LiveOptimizer):
 
     def _count(self, step: GroupStep, **memory: Any) -> Operation:
         """The operation that counts the step, and keeps the memory of a schedule."""
-        keys = {"k": step.group[self._key("k")] + 1, **memory}
-        return partial(step.group.update, {self._key(name): v for name, v in keys.items()})
+        keys = {"k": step.group[f"{self.prefix}_k"] + 1, **memory}
+        return partial(step.group.update, {f"{self.prefix}_{n}": v for n, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -210,19 +214,13 @@ def _ctrl_c_waits() -> Iterator[None]:
 
 
 @contextmanager
-def _undone_or_finished(steps: list[GroupStep], first: Operation) -> Iterator[list[bool]]:
-    """Undo the steps if the block raises before `begun` has an entry. Else finish them.
-
-    first: an operation to finish with before those of the steps.
-    """
+def _undone_or_finished(steps: list[GroupStep]) -> Iterator[list[bool]]:
+    """Undo the steps if the block raises before `begun` has an entry. Else finish them."""
     begun: list[bool] = []
     try:
         yield begun
     finally:
-        if begun:
-            _run(deque([first, *(operation for step in steps for operation in step.finish)]))
-        else:
-            _run(deque([operation for step in steps for operation in step.undo]))
+        _run(deque([operation for s in steps for operation in (s.finish if begun else s.undo)]))
 
 
 def _run(operations: deque[Operation], attempts: int = 2) -> None:

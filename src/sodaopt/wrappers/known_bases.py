@@ -85,30 +85,6 @@ def check_base(base: Any, wrapper: str) -> None:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
 
 
-def check_decay(base: Optimizer, group: dict[str, Any], j: int) -> None:
-    """Raise if the base decays the weights of group j, because the pull replaces weight decay."""
-    name = type(base).__name__
-    where = f"group {j} of {name}"
-    for key, off in DECAYS.items():
-        if key in group and _is_on(group[key], off):
-            raise ValueError(
-                f"{where} has {key}={group[key]!r}, and the pull takes the place of weight decay: "
-                f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
-            )
-    method = base.methods.get(group.get("method", "")) if isinstance(base, SODA) else None
-    if method is not None and (method.centre != "last" or method.lam != 1):
-        raise ValueError(
-            f"{where} runs {method.name}, which decays or averages by itself (centre "
-            f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
-        )
-
-
-def _is_on(value: Any, off: Any) -> bool:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return True  # reading it would synchronise the device
-    return bool(value != off)
-
-
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
 """State tensors of torch's optimizers that have the shape of their parameter."""
 

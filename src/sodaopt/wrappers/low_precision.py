@@ -42,7 +42,7 @@ class Fp32Step:
         they hold no memory.
         """
         grads: list[Any] = [p.grad for p in params]
-        empty = [x.new_empty(0) for x in points[:1]]
+        empty = points[0].new_empty(0)
         try:
             yield [
                 self._copy(p, x, grad)
@@ -53,7 +53,7 @@ class Fp32Step:
                 if (made := self.kept.get(p)) is not None:
                     made.grad = None
                     made.__dict__.pop("fp32_copy_of", None)
-                    sharded.refill(made, empty[0])
+                    sharded.refill(made, empty)
 
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor) -> Any:
         made: Any = self.kept.get(p)
@@ -69,9 +69,6 @@ class Fp32Step:
     @contextmanager
     def replaced(self, params: list[Tensor], copies: list[Any]) -> Iterator[None]:
         """Replace the parameters by their copies in the base's groups and state."""
-        if not params:
-            yield
-            return
         groups = [(group, group["params"]) for group in self.base.param_groups]
         states, versions = _states(self.base), [sharded.local(p)._version for p in params]
         by_id = dict(zip(map(id, params), copies, strict=True))

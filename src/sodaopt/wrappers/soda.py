@@ -15,10 +15,11 @@ from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
 from sodaopt.anchors import Source, inverse, pull_, value
 from sodaopt.backends import not_compiled
+from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Wrapper
-from sodaopt.wrappers.known_bases import NON_READERS, check_base, check_decay
+from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
 AT_START = ("keep", "restart", "reanchor")
@@ -99,7 +100,7 @@ class SODAWrapper(Wrapper):
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
             if group["soda_only"]:
-                check_decay(self.base, group, j)
+                _check_decay(self.base, group, j)
 
     @property
     def reads(self) -> bool:
@@ -266,3 +267,27 @@ def _selection(chosen: list[bool]) -> bool | list[int]:
     if all(chosen) or not any(chosen):
         return bool(chosen) and all(chosen)
     return [j for j, is_chosen in enumerate(chosen) if is_chosen]
+
+
+def _check_decay(base: Optimizer, group: Group, j: int) -> None:
+    """Raise if the base decays the weights of group j, because the pull replaces weight decay."""
+    name = type(base).__name__
+    where = f"group {j} of {name}"
+    for key, off in DECAYS.items():
+        if key in group and _is_on(group[key], off):
+            raise ValueError(
+                f"{where} has {key}={group[key]!r}, and the pull takes the place of weight decay: "
+                f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
+            )
+    method = base.methods.get(group.get("method", "")) if isinstance(base, SODA) else None
+    if method is not None and (method.centre != "last" or method.lam != 1):
+        raise ValueError(
+            f"{where} runs {method.name}, which decays or averages by itself (centre "
+            f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
+        )
+
+
+def _is_on(value: Any, off: Any) -> bool:
+    if isinstance(value, Tensor) and value.is_cuda:
+        return True  # reading it would synchronise the device
+    return bool(value != off)
