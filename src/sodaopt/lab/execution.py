@@ -38,6 +38,9 @@ class Execution:
     """Steps between checks of the loss, which synchronise the device. Default: 50 on a GPU, else
     10."""
 
+    diagnostics: bool = True
+    """Record norms, the pull and its share by role at each check of the loss."""
+
     def __post_init__(self) -> None:
         for name in ("micro_batch", "threads", "checkpoint_every", "log_every"):
             value = getattr(self, name)

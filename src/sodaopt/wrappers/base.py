@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sodaopt import rounding
 from sodaopt.backends import PLAIN
+from sodaopt.core.diagnostics import Watched
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS
@@ -51,7 +52,7 @@ class GroupStep:
             rounding.write_(params, points, [self.indices[j] for j in low], seed, k)
 
 
-class Wrapper(LiveOptimizer):
+class Wrapper(Watched, LiveOptimizer):
     """A subclass writes `_before` and `_after` the base's step, and `_undo` for a failed one."""
 
     def _before(self, step: GroupStep) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
 from sodaopt.anchors import Source, pull_, value
 from sodaopt.backends import not_compiled
+from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
@@ -33,7 +33,6 @@ class _Pull:
     added_later: the points, and the pull to add to them after the base's step.
     captured: newly captured z0 by parameter, kept after the base's step.
     provisional: the captured z0 may be replaced, see `_is_dry`.
-    before: the selected parameters, their points, and copies from before the step. See `watch`.
     """
 
     lam: float
@@ -41,7 +40,6 @@ class _Pull:
     added_later: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
     captured: dict[Tensor, Tensor] = field(default_factory=dict)
     provisional: bool = False
-    before: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
 
 class SODAWrapper(Wrapper):
@@ -89,8 +87,6 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         self.provisional: set[Tensor] = set()  # their z0 was captured in a dry step
-        self.watching = False
-        self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
         only = only if only is None or callable(only) else list(only)
         self.only = only if callable(only) else None
@@ -159,8 +155,6 @@ class SODAWrapper(Wrapper):
         if self.anchor.rounds_weights and (reanchors or pull.captured):
             step.read()  # the points were made before the anchor rounded the parameters
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
-        if self.watching:
-            pull.before = [(p, x, x.clone()) for p, x in chosen]
         pull.pulled = pairs
         if pairs and pull.lam:
             points, sources = [x for x, _ in pairs], [source for _, source in pairs]
@@ -210,8 +204,6 @@ class SODAWrapper(Wrapper):
             self._keep(p, z0=z0)
             (self.provisional.add if pull.provisional else self.provisional.discard)(p)
         step.group |= {f"soda_{name}": v for name, v in self._memory(step.group).items()}
-        if self.watching:
-            self._observe(step.group, pull)
 
     def _undo(self, step: GroupStep) -> None:
         """Invert the pull, up to rounding. Points of 16-bit parameters are copies."""
@@ -235,38 +227,18 @@ class SODAWrapper(Wrapper):
 
     # -- diagnostics --------------------------------------------------------------------------
 
-    def diagnostics(self) -> list[dict[str, float]]:
-        """Return one dict a group. All ranks must call it.
+    def pulls(self) -> dict[Tensor, Pull]:
+        """Return the pull of the coming step. A parameter is pulled once its z0 is captured."""
+        found = {}
+        for group in self.base.param_groups:
+            lam = self.lam(group)
+            for p in group["params"]:
+                if "z0" in (own := self._own(p)):
+                    found[p] = Pull(lam, self.anchor.source(p, own["z0"]))
+        return found
 
-        k, lam: the count and the strength of the coming step.
-        as_weight_decay: the weight decay that would pull as hard, lam/lr.
-        distance: ||x - z0||.
-        pull, step, share: lengths of the last pull and step, and their ratio, after `watch()`.
-        """
-        rows = []
-        for j, group in enumerate(self.base.param_groups):
-            kept = {p: self._own(p)["z0"] for p in group["params"] if "z0" in self._own(p)}
-            lam, lr = float(self.lam(group)), float(group.get("lr", 0.0))
-            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": _ratio(lam, lr)}
-            shards = [
-                (sharded.local(p.detach()), self.anchor.source(p, t)) for p, t in kept.items()
-            ]
-            row["distance"] = _length(list(kept), [x - value(z0, x) for x, z0 in shards])
-            rows.append(row | self.seen.get(j, {}))
-        return rows
-
-    def watch(self, on: bool = True) -> None:
-        """Measure the pull's share of each step from now on. It costs a copy of the weights."""
-        self.watching = on
-
-    def _observe(self, group: Group, pull: _Pull) -> None:
-        by_point = {id(x): (p, copy) for p, x, copy in pull.before}
-        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pull.pulled]
-        pulls = [(z0 - copy) * pull.lam for _, copy, z0 in pulled]
-        length = _length([p for p, _, _ in pulled], pulls)
-        step = _length([p for p, _, _ in pull.before], [x - copy for _, x, copy in pull.before])
-        j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
-        self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
+    def _counters(self, group: Group) -> dict[str, float]:
+        return {"k": group["soda_k"]}
 
 
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
@@ -288,21 +260,6 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
         return False
     grads = [sharded.local(p.grad) for p in params]
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else math.inf if a else 0.0
-
-
-def _length(params: list[Tensor], shards: list[Tensor]) -> float:
-    """The Euclidean length of whole tensors, from this rank's shards, which are placed like params.
-
-    It communicates if they are sharded, so every rank must call it.
-    """
-    squares = [
-        sharded.total(t.float().square().sum(), p) for p, t in zip(params, shards, strict=True)
-    ]
-    return math.sqrt(sum(map(float, squares)))
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
