@@ -702,10 +702,14 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     for base in {cell.base for cell in it.cells}:
         assert parse(base).wrapper is None
         assert len(found._grid(base, {})) == 3
+    assert all(cell.follows in ("", *columns) for cell in it.cells)
     if scale == "paper":
+        choices = [c for cell in it.cells for c in cell.choices]
+        rows = [row.settings for row in it.rows(SCALES[scale])]
+        own = {settings["lr"] for settings in (*choices, *rows) if "lr" in settings}
         for p in resolved:
             assert p.shape.depth == 12
-            assert p.settings.lr == p.name.spec.lr or it.reference, "the reference tunes it"
+            assert p.settings.lr in {p.name.spec.lr, *own}
             assert p.batch * p.shape.context == 2**19
 
 

@@ -268,23 +268,22 @@ class Work:
         """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
         cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
         row, seeds = self._rows()[0], self.study.tuning_seeds
-        return list(dict.fromkeys(self._job(c, row, seed, lr) for seed in seeds for c in cells))
+        return list({self._job(c, row, s, lr): None for s in seeds for c in cells})
 
     def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
         """Return the losses of every choice, and this work with the best choice of each cell.
 
-        The choices are compared at the first row, on seeds that the study does not use. A cell
-        without choices uses the learning rate that the study's reference column chose.
+        The choices are compared at the first row, on seeds that the study does not use.
         """
         if jobs := self.candidates(lr):
             self.run(jobs)
         tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        reference = best.get(self.study.reference)
-        shared = {"lr": reference["lr"]} if reference else {}
-        cells = tuple(cell.chosen(best.get(cell.column, shared)) for cell in self.study.cells)
-        return tried, replace(self, study=replace(self.study, cells=cells))
+        rates = {c: {"lr": s["lr"]} for c, s in best.items() if "lr" in s}
+        study = self.study
+        cells = tuple(c.chosen(best.get(c.column, rates.get(c.follows, {}))) for c in study.cells)
+        return tried, replace(self, study=replace(study, cells=cells))
 
     def _tried(self, cell: Any, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
         row, it, seeds = self._rows()[0], cell.chosen(choice), self.study.tuning_seeds
