@@ -575,7 +575,7 @@ def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> N
         return (OUT / "report.html").read_text()
 
     page = compare("soda(muon)", "muon")
-    assert "<title>soda(muon) vs muon</title>" in page
+    assert "<title>SODA(Muon), Muon</title>" in page
     assert report() == page
     assert "adamw" in compare("muon", "adamw")
     page = report()  # of all that the folder holds, in the order of the last comparison

@@ -51,6 +51,8 @@ class Measured:
         length = {name: math.sqrt(max(0.0, x)) for name, x in found.items() if name != "product"}
         lam = self.lam or 0.0
         row = {"lr": self.lr, "lam": lam, "as_weight_decay": ratio(lam, self.lr)} | length
+        if self.lam is None:
+            row["distance"] = math.nan  # there is no z0
         if "step" in found:
             row["update_rms"] = length["update"] / math.sqrt(self.count)
             row["share"] = ratio(length["pull"], length["step"])
@@ -171,7 +173,7 @@ class Watched(Optimizer):
 
         lr, lam: the learning rate, and the strength of the coming pull.
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
-        weight, distance: ||x|| and ||x - z0||.
+        weight, distance: ||x|| and ||x - z0||, which is nan without a z0.
 
         After `watch()`, also of the last step:
 

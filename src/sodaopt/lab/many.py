@@ -19,6 +19,7 @@ from .data import open_data
 from .describe import outline, repeats, summary, without_data
 from .execution import Execution
 from .job import Common, Job, preset, resolve
+from .labels import written
 from .optimizers import parse
 from .report import Plan, comparison_table, write_report
 from .report.rows import rows
@@ -139,7 +140,7 @@ class Compare(Many):
             for name in names
         ]
         pairs = [(jobs[names.index(name)], jobs[0]) for name in primary]
-        title = self.title or " vs ".join(names)
+        title = self.title or written(names)
         return self.carry_out(jobs, self.out or Path("runs/compare"), title, pairs)
 
 
@@ -166,7 +167,8 @@ class Sweep(Many):
             for name in self.optimizers
             for job in grid(Job(**plain(self.common), optimizer=name), self._axes(name, over))
         ]
-        title = self.title or f"{' vs '.join(self.optimizers)} over {', '.join(over) or 'seeds'}"
+        names = written(str(parse(name)) for name in self.optimizers)
+        title = self.title or f"{names} over {', '.join(over) or 'seeds'}"
         return self.carry_out(jobs, self.out or Path("runs/sweep"), title)
 
     def _axes(self, name: str, over: dict[str, list[Any]]) -> dict[str, Sequence[Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,15 +19,15 @@ from typing import Any
 
 from sodaopt import __version__
 
-from ..comparison import Pairs, comparisons
+from ..comparison import Comparison, Pairs, comparisons
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
 from ..variants import Variant, group_by_variant
-from . import charts, sentences, tables, text
+from . import charts, heat, panels, sentences, tables, text
 
 KEPT = "report.json"
-SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
+SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,25 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
         "facts": " · ".join(map(tables.show, facts(runs))),
         "headlines": "".join(map(headline, sentences.headlines(lines)[:4])),
         "results": tables.results(lines),
-        "notes": "".join(f"<li>{escape(note)}</li>" for note in sentences.notes(lines)),
+        "heat": heat.heat_section(found),
+        "baseline": _baseline(lines),
+        "differing": tables.differing_table(found),
+        "notes": "".join(f"<li>{tables.show(note)}</li>" for note in sentences.notes(lines)),
         "samples": section("samples", "Samples", tables.samples(found)),
         "setup": tables.setup(runs),
         "runs": tables.runs_table(found),
-        "data": embedded(data(found)),
+        "data": embedded(data(lines)),
         "plot": plot,
         "script": script,
         "version": escape(__version__),
     }
     return Template(asset("page.html")).substitute(parts)
+
+
+def _baseline(lines: Sequence[Comparison]) -> str:
+    """Return the name of the baseline, if all differences are to the same one."""
+    names = {line.base.label for line in lines if line.variant is not line.base}
+    return tables.show(names.pop()) if len(names) == 1 else "the baseline"
 
 
 @cache
@@ -96,6 +106,7 @@ def asset(name: str) -> str:
 def headline(sentence: tuple[str, str]) -> str:
     """Return a sentence as HTML, with no line breaks next to ± and =."""
     subject, rest = map(tables.show, sentence)
+    rest = re.sub(r"(?<=[ (])-(?=\d)", "−", rest)
     for sign in ("±", "=", "&lt;"):
         rest = rest.replace(f" {sign} ", f"&nbsp;{sign}&nbsp;")
     return f"<p><b>{subject}</b> {rest}</p>" if subject else f"<p>{rest}</p>"
@@ -119,13 +130,19 @@ def policy(*scripts: str) -> str:
 # -- data -----------------------------------------------------------------------------------------
 
 
-def data(found: Sequence[Variant]) -> dict[str, Any]:
+def data(lines: Sequence[Comparison]) -> dict[str, Any]:
     """Return the data of the charts."""
+    found = [line.variant for line in lines]
+    small = charts.dynamics(found)
     return {
+        "gap": [asdict(curve) for curve in charts.gaps(lines)],
         "val": [asdict(curve) for curve in charts.curves(found, "val")],
         "train": [asdict(curve) for curve in charts.curves(found, "step")],
-        "sweeps": [asdict(panel) for panel in charts.panels(found)],
-    }
+        "dynamics": {role: {name: [asdict(c) for c in some] for name, some in rows.items()}
+                     for role, rows in small.items()},
+        "titles": charts.DYNAMICS,
+        "sweeps": [asdict(panel) for panel in panels.panels(found)],
+    }  # fmt: skip
 
 
 def embedded(value: Any) -> str:

@@ -20,6 +20,6 @@ addEventListener("beforeprint", () => paint("light")); // paper is white
 addEventListener("afterprint", () => paint(chosen));
 
 const data = JSON.parse(document.getElementById("data").textContent);
-curveChart(document.getElementById("val"), data.val, "Validation loss");
 sweepCharts(document.getElementById("sweeps"), data.sweeps);
-curveChart(document.getElementById("train"), data.train, "Training loss, smoothed");
+curveSections(data);
+for (const table of document.querySelectorAll("table.long")) longTable(table);
