@@ -173,6 +173,23 @@ def _the_theme_follows_the_system_and_the_button(chromium):
     chromium.wait(f"{paper} === '{black}'")
 
 
+def test_the_command_and_the_numbers_can_be_copied(tmp_path, chromium):
+    comparison(tmp_path / "runs")
+    runs, out = find([tmp_path / "runs"]), tmp_path / "report.html"
+    chromium.view(1200)
+    chromium.open(write_report(runs, out, "t", command="sodaopt compare muon 'soda(muon)'"))
+    chromium.ask("""window.copied = []; navigator.clipboard.writeText = async (text) => {
+      window.copied.push(text); }; 0""")
+    for name in ("Copy command", "Copy CSV", "Copy BibTeX"):
+        click(chromium, ".copies", name)
+    command, table, entry = chromium.ask("window.copied")
+    assert command == "sodaopt compare muon 'soda(muon)'"
+    lines = table.splitlines()
+    assert (lines[0], len(lines)) == ("optimizer,seed,status,val_loss", 10)
+    assert lines[1] == f"muon,0,finished,{runs[0].val_loss}"
+    assert entry.startswith("@software{sodaopt,")
+
+
 def test_a_hidden_line_does_not_keep_the_focus(tmp_path, chromium):
     comparison(tmp_path / "runs")
     opened(chromium, tmp_path / "runs")

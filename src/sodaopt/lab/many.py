@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from .arguments import Grouped, Output, SeedWords, axis, parse_seeds, plain
+from .arguments import Grouped, Output, SeedWords, axis, command_line, parse_seeds, plain
 from .board import run_trials
 from .commands import INTERRUPTED
 from .data import open_data
@@ -67,10 +67,11 @@ class Many:
         workers, execution = placed(self.execution, self.workers, len(jobs), self.common.preset)
         todo = make_trials(jobs, out, execution, data.vocab)
         pairs = tuple((resolve(a, data.vocab).key, resolve(b, data.vocab).key) for a, b in primary)
-        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs)
+        again = command_line(type(self).__name__.lower(), self.optimizers, self)
+        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs, again)
         plan.save(out)
-        if again := repeats(resolve(jobs[0], data.vocab), data):
-            board.print(again, highlight=False, markup=False)
+        if note := repeats(resolve(jobs[0], data.vocab), data):
+            board.print(note, highlight=False, markup=False)
         try:
             failed = run_trials(todo, workers, board)
         finally:
@@ -109,7 +110,7 @@ def report(trials: Sequence[Trial], plan: Plan, out: Path, board: Console, to: O
     runs = [run for trial in trials if (run := trial.run()) is not None]
     if not any(run.of("val") for run in runs):
         return
-    page = write_report(runs, out / "report.html", plan.title, plan.primary)
+    page = write_report(runs, out / "report.html", plan.title, plan.primary, plan.command)
     if to.json:
         print(json.dumps(rows(runs, plan.primary) | {"report": str(page)}))
     board.print(comparison_table(runs, board.width, plan.primary))

@@ -50,7 +50,8 @@ class Report:
         primary = [pair for folder in self.runs for pair in Plan.load(folder).primary]
         console.print(comparison_table(runs, console.width, primary))
         out = self.out or self.runs[0] / "report.html"
-        files = [write_report(runs, out, self.title or self._title(runs), primary)]
+        command = Plan.load(self.runs[0]).command if len(self.runs) == 1 else ""
+        files = [write_report(runs, out, self.title or self._title(runs), primary, command)]
         for file in files + self._figures(runs, out):
             console.print(visible(file), **plain)
         if self.output.json:

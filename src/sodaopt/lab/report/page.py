@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -19,11 +21,12 @@ from typing import Any
 
 from sodaopt import __version__
 
+from .. import labels
 from ..comparison import Comparison, Pairs, comparisons
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
-from ..variants import Variant, group_by_variant
+from ..variants import Variant, group_by_variant, status
 from . import charts, heat, panels, sentences, tables, text
 
 KEPT = "report.json"
@@ -40,6 +43,8 @@ class Plan:
     title: str = ""
     runs: tuple[str, ...] = ()
     primary: tuple[tuple[str, str], ...] = ()
+    command: str = ""
+    """The command line that makes the runs."""
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,21 +56,27 @@ class Plan:
         with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
             pairs = tuple((str(a), str(b)) for a, b in values.get("primary", ()))
-            return cls(str(values["title"]), tuple(map(str, values["runs"])), pairs)
+            runs = tuple(map(str, values["runs"]))
+            return cls(str(values["title"]), runs, pairs, str(values.get("command", "")))
         return cls()
 
 
-def write_report(runs: Sequence[Run], out: Path, title: str, primary: Pairs = ()) -> Path:
-    """Write the page. Readers see the old page or the complete new one."""
+def write_report(
+    runs: Sequence[Run], out: Path, title: str, primary: Pairs = (), command: str = ""
+) -> Path:
+    """Write the page. Readers see the old page or the complete new one.
+
+    command: the command line that makes the runs, for the reader to copy
+    """
     if not runs:
         raise ValueError("a report needs at least one run")
-    page = html(group_by_variant(runs), title, primary)
+    page = html(group_by_variant(runs), title, primary, command)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
     return out
 
 
-def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
+def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str = "") -> str:
     lines = comparisons(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
@@ -84,7 +95,7 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
         "samples": section("samples", "Samples", tables.samples(found)),
         "setup": tables.setup(runs),
         "runs": tables.runs_table(found),
-        "data": embedded(data(lines)),
+        "data": embedded(data(lines) | {"copies": copies(found, command)}),
         "plot": plot,
         "script": script,
         "version": escape(__version__),
@@ -145,6 +156,28 @@ def data(lines: Sequence[Comparison]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+BIBTEX = """@software{{sodaopt,
+  title = {{{{sodaopt: SODA optimizers for PyTorch}}}},
+  author = {{{{The sodaopt authors}}}},
+  version = {{{version}}},
+  year = {{2026}},
+}}"""
+
+
+def copies(variants: Sequence[Variant], command: str) -> dict[str, str]:
+    """Return the texts of the copy buttons."""
+    names = ["optimizer", *labels.differing([variant.job for variant in variants])]
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([*names, "seed", "status", "val_loss"])
+    for variant in variants:
+        for run in variant.runs:
+            settings = [run.job.get(name) for name in names]
+            table.writerow([*settings, run.job.get("seed"), status(run), run.val_loss])
+    found = {"CSV": file.getvalue(), "BibTeX": BIBTEX.format(version=__version__)}
+    return {"command": command} | found if command else found
+
+
 def embedded(value: Any) -> str:
     """Return JSON for a script element. No text in it can end the element."""
     dense = json.dumps(_short(value), allow_nan=False, separators=(",", ":"))
@@ -154,7 +187,7 @@ def embedded(value: Any) -> str:
 def _short(value: Any) -> Any:
     """Round numbers to seven digits, more than a chart shows. Labels get superscripts."""
     if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
+        return {k: v if k == "copies" else _short(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_short(v) for v in value]
     if isinstance(value, float):

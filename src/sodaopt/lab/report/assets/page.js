@@ -23,3 +23,28 @@ const data = JSON.parse(document.getElementById("data").textContent);
 sweepCharts(document.getElementById("sweeps"), data.sweeps);
 curveSections(data);
 for (const table of document.querySelectorAll("table.long")) longTable(table);
+copyButtons(document.querySelector("header .copies"), data.copies);
+
+/** Buttons that copy a text, also where the clipboard is closed to pages in files. */
+function copyButtons(box, copies) {
+  for (const [name, text] of Object.entries(copies)) {
+    const button = make("button", { type: "button" }, `Copy ${name}`);
+    button.addEventListener("click", async () => {
+      const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+      const copied = done || copyBySelection(text);
+      button.textContent = copied ? "Copied" : "Could not copy";
+      setTimeout(() => { button.textContent = `Copy ${name}`; }, 1500);
+    });
+    box.append(button);
+  }
+}
+
+function copyBySelection(text) {
+  const area = make("textarea", { "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  return copied;
+}
