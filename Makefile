@@ -12,7 +12,7 @@ ARGS ?=
 # `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
 CHECKED := $(wildcard tests/test_*.py) \
   $(addprefix tests/,core geometry wrappers anchors layers backends theory) \
-  $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py test_study.py)
+  $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py)
 
 PY := .venv/bin/python
 STAMP := .venv/ok

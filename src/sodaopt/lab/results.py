@@ -33,12 +33,9 @@ def markdown(numbers: Numbers) -> str:
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
     if numbers["differences"]:
         pairs = list(dict.fromkeys((d["one"], d["other"]) for d in numbers["differences"]))
-        named = [d.get("primary", "analysis" in numbers and j == 0)  # version 0.1 named none here
-                 for j, d in enumerate(numbers["differences"][: len(pairs)])]  # fmt: skip
-        if found := differences(numbers["cells"], pairs, sum(named)):
+        named = [d for d in numbers["differences"][: len(pairs)] if d.get("primary")]
+        if found := differences(numbers["cells"], pairs, len(named)):
             parts += [_tested(found), _differences(found)]
-    if "analysis" in numbers:
-        parts += [_model(numbers["analysis"]), _intervals(numbers["analysis"])]
     if numbers["learning_rates"]:
         seed = numbers.get("tuning_seed", 0)
         parts += [f"Learning rates of the baselines, seed {seed}:", _rates(numbers)]
@@ -151,25 +148,6 @@ def _differences(found: Sequence[Numbers]) -> str:
 
 def _probability(p: float) -> str:
     return "< 0.001" if p < 1e-3 else f"{p:.3f}"
-
-
-def _model(analysis: Numbers) -> str:
-    one, other = analysis["primary"]
-    return (
-        f"Differences to {analysis['baseline']} with {analysis['level']:.0%} intervals. Pooled: "
-        f"the fit {analysis['model']} (sd {analysis['residual_sd']:.4f}, "
-        f"{analysis['degrees_of_freedom']} degrees of freedom). Paired: the seeds of the two "
-        f"variants alone. The primary comparison is {one} against {other}:"
-    )
-
-
-def _intervals(analysis: Numbers) -> str:
-    lines = []
-    for d in analysis["differences"]:
-        both = [d["pooled"], d["paired"]]
-        ranges = [f"{i['low']:+.4f} to {i['high']:+.4f}" for i in both]
-        lines.append([d["variant"], f"{both[0]['difference']:+.4f}", *ranges])
-    return table(["", "difference", "pooled", "paired"], lines)
 
 
 def _rates(numbers: Numbers) -> str:
