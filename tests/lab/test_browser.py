@@ -190,6 +190,19 @@ def test_the_command_and_the_numbers_can_be_copied(tmp_path, chromium):
     assert entry.startswith("@software{sodaopt,")
 
 
+def test_a_page_that_loads_again_keeps_the_view(tmp_path, chromium):
+    comparison(tmp_path / "runs")
+    opened(chromium, tmp_path / "runs")
+    click(chromium, "#gap", "tokens")
+    click(chromium, "#val", "adamw")
+    shot = chromium.ask(PICTURE)
+    chromium.call("Page.reload")
+    chromium.wait("document.querySelectorAll('canvas').length === 3")
+    wait(chromium, 200)
+    assert chromium.ask(PRESSED) == ["tokens", "whole run"]
+    assert chromium.ask(PICTURE) == shot
+
+
 def test_a_hidden_line_does_not_keep_the_focus(tmp_path, chromium):
     comparison(tmp_path / "runs")
     opened(chromium, tmp_path / "runs")

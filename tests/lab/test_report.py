@@ -20,6 +20,7 @@ pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
 from sodaopt.lab.report import (  # noqa: E402
+    Plan,
     charts,
     comparison_table,
     figures,
@@ -502,6 +503,29 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
     again = Report((tmp_path / "my-runs",), out=tmp_path / "x.html", title="T")
     assert again.run() == 0
     assert "<title>T</title>" in (tmp_path / "x.html").read_text()
+
+
+def test_a_live_page_follows_the_runs(tmp_path, monkeypatch, capsys):
+    fake(tmp_path, "muon", final=3.5)
+    running = fake(tmp_path, "lion", status=None, done=0.5)
+    Plan("Two", ("000", "001")).save(tmp_path)
+    pages = []
+
+    def pause(seconds):
+        pages.append((tmp_path / "report.html").read_text())
+        end = {"kind": "end", "step": 200, "status": "finished", "val_loss": 3.4, "seconds": 1}
+        with (running.folder / FILE).open("a") as file:
+            file.write(json.dumps(end) + "\n")
+
+    monkeypatch.setattr("sodaopt.lab.report.command.time.sleep", pause)
+    assert Report((tmp_path,), live=2).run() == 0
+    assert len(pages) == 1
+    assert '<meta http-equiv="refresh" content="2">' in pages[0]
+    last = (tmp_path / "report.html").read_text()
+    assert "refresh" not in last.split("<style>")[0]
+    assert "3.4000" in last
+    with pytest.raises(ValueError, match="live is a number of seconds above 0"):
+        Report((tmp_path,), live=0)
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,20 @@ class Plan:
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, title: str, primary: Pairs = (), command: str = ""
-) -> Path:
+    runs: Sequence[Run], out: Path, title: str, primary: Pairs = (), command: str = "",
+    refresh: float | None = None,
+) -> Path:  # fmt: skip
     """Write the page. Readers see the old page or the complete new one.
 
     command: the command line that makes the runs, for the reader to copy
+    refresh: seconds after which an open page loads itself again, while runs go on
     """
     if not runs:
         raise ValueError("a report needs at least one run")
     page = html(group_by_variant(runs), title, primary, command)
+    if refresh:
+        meta = f'<meta http-equiv="refresh" content="{max(1, round(refresh))}">'
+        page = page.replace("<title>", f"{meta}\n<title>", 1)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
     return out

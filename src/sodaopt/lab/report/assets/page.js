@@ -20,10 +20,30 @@ addEventListener("beforeprint", () => paint("light")); // paper is white
 addEventListener("afterprint", () => paint(chosen));
 
 const data = JSON.parse(document.getElementById("data").textContent);
+restoreView();
 sweepCharts(document.getElementById("sweeps"), data.sweeps);
 curveSections(data);
 for (const table of document.querySelectorAll("table.long")) longTable(table);
 copyButtons(document.querySelector("header .copies"), data.copies);
+
+// A page of runs that go on loads itself again. The reader's choices and place survive.
+
+function restoreView() {
+  const kept = JSON.parse(stored("getItem") ?? "null");
+  if (!kept) return;
+  Object.assign(view, kept.view);
+  for (const [label, on] of kept.shown) shown.set(label, on);
+  if (kept.theme) { chosen = kept.theme; document.documentElement.dataset.theme = chosen; }
+  addEventListener("load", () => scrollTo(0, kept.scroll));
+}
+
+addEventListener("pagehide", () => stored("setItem",
+  JSON.stringify({ view, shown: [...shown], theme: chosen, scroll: scrollY })));
+
+/** Read or write the storage of this tab, if the browser allows it. */
+function stored(action, ...rest) {
+  try { return sessionStorage[action](location.pathname, ...rest); } catch { return null; }
+}
 
 /** Buttons that copy a text, also where the clipboard is closed to pages in files. */
 function copyButtons(box, copies) {

@@ -38,7 +38,7 @@ function lossSection(box, all, title, curves) {
 /** Small charts of the diagnostics with one cursor, for a role at a time. */
 function dynamicsSection(box, { dynamics, titles }) {
   const roles = Object.keys(dynamics);
-  view.role = roles[0];
+  if (!roles.includes(view.role)) view.role = roles[0];
   const grid = make("div", { class: "multiples" });
   if (roles.length > 1) {
     box.append(make("div", { class: "tools" }, group("Parameters", roles, (r) => view.role === r, (r) => { view.role = r; redraw(); })));
