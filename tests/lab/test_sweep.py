@@ -152,7 +152,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 HOW: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
-    "diagnostics": False,
+    "diagnostics": False, "log": "tensorboard",
     "threads": 2, "checkpoint_every": 9, "log_every": 8,
 }  # fmt: skip
 

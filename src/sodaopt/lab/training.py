@@ -74,7 +74,7 @@ class Training:
             data.train, resolved.batch, resolved.shape.context, seed=resolved.job.seed,
             rank=ranks.rank, world=ranks.size, device=device,
         )  # fmt: skip
-        self.log = RunLog(folder, resolved, device, ranks, self.watch, progress)
+        self.log = RunLog(folder, resolved, device, ranks, self.watch, progress, execution.log)
         self.log_every = execution.log_every or (50 if device.type == "cuda" else 10)
         self.roles = RoleDiagnostics(self.model, self.optimizer) if execution.diagnostics else None
 
