@@ -714,6 +714,13 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
             assert p.batch * p.shape.context == 2**19
 
 
+@pytest.mark.parametrize("study", ["fig-scale", "fig-scale-wrapper"])
+def test_all_sizes_have_as_many_tokens_a_parameter(study: str) -> None:
+    found = [resolve(j, 50257) for j in work(study, "paper").jobs({})]
+    assert len({r.shape.parameters for r in found}) == 7
+    assert all(r.horizon == pytest.approx(1, rel=2e-3) for r in found)
+
+
 @pytest.mark.parametrize(
     ("tried", "following"),
     [
