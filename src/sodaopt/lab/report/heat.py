@@ -18,7 +18,7 @@ def heat_section(variants: Sequence[Variant]) -> str:
     if not found:
         return ""
     caption = (
-        "Validation loss, darker is better. A ring marks the best. Hatched: a seed diverged. "
+        "Validation loss, more blue is better. A ring marks the best. Hatched: a seed diverged. "
         "Cells with fewer seeds than others show n."
     )
     tables = "".join(map(_table, found))
