@@ -30,7 +30,7 @@ from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.reproduce import Work, best, listing
 from sodaopt.lab.restore import restore
-from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS
+from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
     Command,
@@ -660,10 +660,14 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     for base in {cell.base for cell in it.cells}:
         assert parse(base).wrapper is None
         assert len(found._grid(base, {})) == 3
+    assert all(cell.follows in ("", *columns) for cell in it.cells)
     if scale == "paper":
+        choices = [c for cell in it.cells for c in cell.choices]
+        rows = [row.settings for row in it.rows(SCALES[scale])]
+        own = {settings["lr"] for settings in (*choices, *rows) if "lr" in settings}
         for p in resolved:
             assert p.shape.depth == 12
-            assert p.settings.lr == p.name.spec.lr
+            assert p.settings.lr in {p.name.spec.lr, *own}
             assert p.batch * p.shape.context == 2**19
 
 
@@ -693,6 +697,7 @@ def test_tuning_holds_its_best_point_inside(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WDS = (0.5, 1.0, 2.0)
+TUNING_SEEDS = STUDIES["muon"].tuning_seeds
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -712,6 +717,24 @@ def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyP
     assert {j.lr for j in [*seen, *jobs]} == {2**-10}
     assert not {j.seed for j in jobs} & set(TUNING_SEEDS)
     assert len(jobs) == 40
+
+
+def test_others_use_the_learning_rate_that_the_reference_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """AdamW without weight decay has its own best learning rate, and each grid point runs once."""
+    lowest = {0.0: -9, 0.1: -10, 0.25: -8, 0.5: -7}
+    seen: list[Job] = []
+    monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
+    monkeypatch.setattr(
+        Work, "_loss", lambda self, j: 3 + abs(math.log2(j.lr) - lowest[j.wd]) + (j.wd != 0.25)
+    )
+    _, after = work("adamw", "proxy", seeds=5).choose({})
+    assert len(seen) == len(set(seen)) == 16
+    found = {c.column: (c.settings["lr"], c.settings.get("wd", 0.0)) for c in after.study.cells}
+    assert found.pop("AdamW") == (2**-9, 0.0)
+    assert found.pop("AdamW, best wd") == (2**-8, 0.25)
+    assert set(found.values()) == {(2**-8, 0.0)}
 
 
 def test_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -834,7 +857,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_a_job(name: str) -> None:
-    assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
+    assert str(parse(name)) == re.sub(r"(soda\w*)\(scion", r"\1(uscion", name)  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
     assert isinstance(resolve(Job(optimizer=name), VOCAB), ResolvedJob)
 

@@ -1,6 +1,6 @@
 """Build optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
 
-muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(soda(muon))
+muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gpa(soda(muon))
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sodaopt._errors import unknown
 from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.layers.plan import hidden, param_groups
+from sodaopt.layers.plan import param_groups, plan
 from sodaopt.layers.recipes import Rule, rule_of, rules, soda
 from sodaopt.layers.roles import MATRICES, ROLES
 from sodaopt.schedules import first
@@ -52,7 +52,8 @@ BASES = {
     "lion": Base("lion", 2**-12, warmup=0.05, decays=True),
 }
 ALIASES = {"adam": "adamw", "sf": "schedule_free"}
-ANCHORED = ("soda", "soda_all")
+ANCHORED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
+"""The roles that each wrapper pulls."""
 AVERAGED: dict[str, Callable[[Optimizer], Optimizer]] = {
     "schedule_free": ScheduleFree,
     "gpa": GPA,
@@ -148,9 +149,9 @@ def check(name: Name, s: Settings) -> None:
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
     for setting, value in (("fade", s.fade), ("decay", s.decay)):
-        if value not in (None, "uniform") and name.wrapper not in ANCHORED:
+        if value not in (None, "uniform") and not name.anchored:
             raise ValueError(
-                f"{setting} is {value}: only soda(...) and soda_all(...) have it, not {name}"
+                f"{setting} is {value}: only soda_dagger and soda(...) have it, not {name}"
             )
     _check_momentum(name, s)
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
@@ -179,9 +180,15 @@ def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
         return opt
     options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
     options["anchor"] = "auto" if s.z0 == "init" else Origin()
-    if name.wrapper == "soda_all":
-        return SODAWrapper(opt, **options)
-    return SODAWrapper(opt, only=hidden(model), **options)
+    return SODAWrapper(opt, only=_pulled(model, ANCHORED[name.wrapper]), **options)
+
+
+def _pulled(model: nn.Module, roles: tuple[str, ...]) -> list[nn.Parameter]:
+    """Return the trainable parameters that have one of these roles."""
+    found = [row.parameter for row in plan(model).rows if row.role in roles]
+    if not found:
+        raise ValueError(f"the model has no parameter to pull: no role is one of {roles}")
+    return found
 
 
 def _pull(s: Settings) -> schedules.Coef:
@@ -199,7 +206,7 @@ def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
     found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
     recipe |= {role: _decayed(rule, s.wd) for role, rule in found.items()}
     if name.pull:
-        return soda(recipe, MATRICES if name.pull == "soda" else tuple(ROLES))
+        return soda(recipe, ANCHORED[name.pull], _pull(s))
     return recipe
 
 
@@ -217,6 +224,8 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
         method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
     if s.alpha_bar is not None:
         method = replace(method, alpha_bar=s.alpha_bar)
+    if dagger:
+        method = replace(method, lam=_pull(s))
     if dagger and s.z0 == "zero":  # the other bases get z0 from the wrapper
         method = replace(method, centre="origin")
     return rule._replace(method=method)

@@ -26,7 +26,7 @@ from .optimizers import BASES
 from .records import Run
 from .report import write_report
 from .stats import p_value
-from .studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS, Cell, Scale, Study, TableRow
+from .studies import DEFINITIONS, SCALES, STUDIES, Cell, Scale, Study, TableRow
 from .sweep import Trial, make_trials
 from .train import DATA
 from .visible import visible
@@ -213,7 +213,7 @@ class Work:
     def _job(self, cell: Cell, row: TableRow, seed: int, lr: dict[str, float]) -> Job:
         return cell.job(self.scale, row, seed, lr.get(cell.base))
 
-    # -- learning rates -----------------------------------------------------------------------
+    # -- tuning -------------------------------------------------------------------------------
 
     def tune(self) -> dict[str, dict[float, float]]:
         """Return the losses of the baselines by learning rate.
@@ -252,12 +252,11 @@ class Work:
     def _trial(self, job: Job) -> Trial:
         return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
-    # -- other settings -----------------------------------------------------------------------
-
     def candidates(self, lr: dict[str, float]) -> list[Job]:
-        """The jobs that `choose` runs, seed by seed."""
+        """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
         cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
-        return [self._job(c, self._rows()[0], seed, lr) for seed in TUNING_SEEDS for c in cells]
+        row, seeds = self._rows()[0], self.study.tuning_seeds
+        return list({self._job(c, row, s, lr): None for s in seeds for c in cells})
 
     def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
         """Return the losses of every choice, and this work with the best choice of each cell.
@@ -269,22 +268,22 @@ class Work:
         tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        cells = tuple(cell.chosen(best.get(cell.column, {})) for cell in self.study.cells)
-        return tried, replace(self, study=replace(self.study, cells=cells))
+        rates = {c: {"lr": s["lr"]} for c, s in best.items() if "lr" in s}
+        study = self.study
+        cells = tuple(c.chosen(best.get(c.column, rates.get(c.follows, {}))) for c in study.cells)
+        return tried, replace(self, study=replace(study, cells=cells))
 
     def _tried(self, cell: Any, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
-        row, it = self._rows()[0], cell.chosen(choice)
-        losses = [self._loss(self._job(it, row, seed, lr)) for seed in TUNING_SEEDS]
+        row, it, seeds = self._rows()[0], cell.chosen(choice), self.study.tuning_seeds
+        losses = [self._loss(self._job(it, row, seed, lr)) for seed in seeds]
         mean = fmean(losses)
         return {
             "column": cell.column,
             "settings": choice,
-            "seeds": list(TUNING_SEEDS),
+            "seeds": list(seeds),
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
             "mean": mean if math.isfinite(mean) else None,
         }
-
-    # -- numbers ------------------------------------------------------------------------------
 
     def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
         cells = [self._cell(row, cell, lr) for row in self._rows() for cell in self.study.cells]
