@@ -20,11 +20,15 @@ TABLE = Path(__file__).with_name("products.json")
 
 
 class Symmetric(Protocol):
-    """alpha A B^T + beta C for batches of matrices, if the result is known to be symmetric."""
+    """alpha A B + beta C + diagonal I for batches of matrices, if the result is symmetric.
+
+    B is symmetric, or the transpose of a contiguous matrix.
+    """
 
     def __call__(
-        self, A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1
-    ) -> Tensor: ...
+        self, A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+        diagonal: float = 0,
+    ) -> Tensor: ...  # fmt: skip
 
 
 class Choice(NamedTuple):
@@ -35,21 +39,24 @@ class Choice(NamedTuple):
 
 
 def dense(
-    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1
-) -> Tensor:
+    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
     """Both triangles, by torch."""
-    if C is None:
-        return torch.bmm(A, B.mT)
-    return torch.baddbmm(C, A, B.mT, alpha=alpha, beta=beta)
+    out = torch.bmm(A, B) if C is None else torch.baddbmm(C, A, B, alpha=alpha, beta=beta)
+    if diagonal:
+        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    return out
 
 
 def triangle(
-    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1
-) -> Tensor:
+    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
     """One triangle and its mirror image, by a Triton kernel."""
     from sodaopt.backends.triton.symmetric import product
 
-    return product(A, B, C, alpha, beta)
+    return product(A, B if B.is_contiguous() else B.mT, C, alpha, beta, diagonal)
 
 
 PRODUCTS: dict[str, Symmetric] = {"dense": dense, "triangle": triangle}
@@ -78,11 +85,11 @@ def _table() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def full_sums(X: Tensor) -> Iterator[None]:
+def full_sums(is_cuda: bool) -> Iterator[None]:
     """Sum fp16 products in fp32. torch allows cuBLAS to add parts of long sums in fp16."""
     settings = torch.backends.cuda.matmul
     before = settings.allow_fp16_reduced_precision_reduction
-    if not X.is_cuda or not before:
+    if not is_cuda or not before:
         yield
         return
     settings.allow_fp16_reduced_precision_reduction = False

@@ -7,8 +7,9 @@ after them. The other kernels are fused from end to end.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from sodaopt import backends, rounding
 from sodaopt.anchors import Source
 from sodaopt.core.update import Bucket
+from sodaopt.geometry import State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.geometry.views import Shape, View
 from sodaopt.parallel import sharded
@@ -46,6 +48,60 @@ def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None)
     return backends.readable_together(tensors)
 
 
+class Pointers(NamedTuple):
+    """Where the tensors of one parameter are. The addresses are read again at each step.
+
+    z: the address of z0, or the bits of a number.
+    kind: the dtype of z0, or the type of a number or None.
+    start, prefix: for the rounding bits of a 16-bit parameter, the index of its first element and
+    the key's prefix.
+    """
+
+    p: Callable[[], int]
+    m: Callable[[], int]
+    v: Callable[[], int]
+    z: Callable[[], int]
+    kind: Any
+    start: int
+    prefix: int
+
+
+def pointers(b: Bucket) -> list[Pointers]:
+    if not b.pointers:
+        z0: list[Any] = b.z0 or [None] * len(b.params)
+        each = zip(b.params, b.state, b.indices, z0, strict=True)
+        b.pointers = [_pointers(b, *one) for one in each]
+    return b.pointers
+
+
+def _pointers(b: Bucket, p: Tensor, state: State, index: int, z: Any) -> Pointers:
+    m, v = (sharded.local(state[n]).data_ptr if n in state else _nowhere for n in ("m", "v"))
+    start, prefix = 0, 0
+    if p.dtype in rounding.HALVES:
+        start, prefix = rounding.first_element(p) or 0, rounding.cached_prefix(b.seed, index)
+    if isinstance(z, Tensor):
+        return Pointers(sharded.local(p).data_ptr, m, v, z.data_ptr, z.dtype, start, prefix)
+    bits = 0 if z is None else _bits(z)
+    return Pointers(sharded.local(p).data_ptr, m, v, lambda: bits, type(z), start, prefix)
+
+
+def _nowhere() -> int:
+    return 0
+
+
+@lru_cache
+def _bits(number: float) -> int:
+    """The bits of a number in fp32."""
+    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+
+
+def _centre(b: Bucket, kind: Any) -> tuple[str, torch.dtype | None]:
+    """The name of the centre for a kernel, and the dtype of z0 if it is a tensor."""
+    if b.method.centre != "init":
+        return b.method.centre, None
+    return ("number", None) if kind is float else ("tensor", kind)
+
+
 # -- maps that act on each entry ------------------------------------------------------------------
 
 
@@ -55,26 +111,26 @@ def elementwise_step(b: Bucket) -> None:
 
     method = b.method
     shards = [sharded.local(p) for p in b.params] if b.is_sharded else b.params
-    m = b.kept("m") if method.keeps_m else []
-    v = b.kept("v") if b.kernel == "diagonal" else []
+    written = [shards, *(b.kept(n) for n in ("m", "v") if n in b.state[0])]
     scales = method.geometry.kernel_scales(b.gamma, b)
-    launches: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
-    for j, (p, g, z) in enumerate(zip(shards, b.gradients(), _z0(b), strict=True)):
-        m_address, v_address = m[j].data_ptr() if m else 0, v[j].data_ptr() if v else 0
-        row = p.numel(), p.data_ptr(), g.data_ptr(), m_address, v_address, _last(z), *_counter(b, j)
-        launches.setdefault((scales[j], g.dtype, _kind(z)), []).append((j, row))
+    launches: dict[Any, tuple[list[int], list[tuple[int, ...]]]] = {}
+    for j, (p, g, at) in enumerate(zip(shards, b.gradients(), pointers(b), strict=True)):
+        members, rows = launches.setdefault((scales[j], g.dtype, at.kind), ([], []))
+        members.append(j)
+        rows.append((p.numel(), at.p(), g.data_ptr(), at.m(), at.v(), at.z(), at.start, at.prefix))
     rate, eps = method.geometry.kernel_constants(b.k, b.lr)
-    for (scale, dtype, kind), rows in launches.items():
+    for (scale, dtype, kind), (members, rows) in launches.items():
+        centre, z0 = _centre(b, kind)
         step_(
-            [tensors[j] for tensors in (shards, m, v) if tensors for j, _ in rows],
-            tuple([row for _, row in rows]),
+            [tensors[j] for tensors in written for j in members],
+            tuple(rows),
             (b.c.alpha, b.c.alpha_bar, b.c.lam, rate, eps, scale),
             b.k,
             p=shards[0].dtype,
             g=dtype,
-            z0=kind if isinstance(kind, torch.dtype) else None,
+            z0=z0,
             MAP=b.kernel,
-            CENTRE=_centre(b, kind),
+            CENTRE=centre,
             MOMENTUM=method.keeps_m,
             OPTIMISM=method.keeps_m and method.alpha_bar != 0,
             MAXIMIZE=b.maximize,
@@ -112,27 +168,24 @@ def _matrices(b: Bucket) -> list[Any]:
     from sodaopt.backends.triton.spectral import Matrices
 
     method, view = b.method, b.method.geometry.norm.view  # type: ignore[attr-defined]
-    m: list[Any] = b.kept("m") if method.keeps_m else [None] * len(b.params)
     scales = method.geometry.kernel_scales(1.0, b)
+    p_size = b.params[0].element_size()
     groups: dict[Any, tuple[list[tuple[int, ...]], list[Tensor]]] = {}
-    for j, (p, g, z) in enumerate(zip(b.params, b.gradients(), _z0(b), strict=True)):
-        number, prefix = _counter(b, j)
+    for j, (p, g, at) in enumerate(zip(b.params, b.gradients(), pointers(b), strict=True)):
         short, long, is_turned, pitch, starts = _layout(view, p.shape)
-        rows, written = groups.setdefault((short, long, g.dtype, _kind(z)), ([], []))
-        written += [p] if m[j] is None else [p, m[j]]
-        for start in starts:
+        rows, written = groups.setdefault((short, long, g.dtype, at.kind), ([], []))
+        written += [p, b.state[j]["m"]] if method.keeps_m else [p]
+        z_size = at.kind.itemsize if isinstance(at.kind, torch.dtype) else 0
+        for n in starts:
             rows.append((
-                p.data_ptr() + start * p.element_size(), g.data_ptr() + start * g.element_size(),
-                0 if m[j] is None else m[j].data_ptr() + start * 4,
-                z.data_ptr() + start * z.element_size() if isinstance(z, Tensor) else _last(z),
-                pitch, is_turned, number + start, prefix, _bits(scales[j]),
+                at.p() + n * p_size, g.data_ptr() + n * g.element_size(), at.m() + n * 4,
+                at.z() + n * z_size, pitch, is_turned, at.start + n, at.prefix, _bits(scales[j]),
             ))  # fmt: skip
     return [
         Matrices(
-            tuple(rows), short, long, written, b.params[0].dtype, dtype,
-            kind if isinstance(kind, torch.dtype) else None, MAXIMIZE=b.maximize,
-            MOMENTUM=method.keeps_m, OPTIMISM=method.keeps_m and method.alpha_bar != 0,
-            CENTRE=_centre(b, kind),
+            tuple(rows), short, long, written, b.params[0].dtype, dtype, *_centre(b, kind),
+            MAXIMIZE=b.maximize, MOMENTUM=method.keeps_m,
+            OPTIMISM=method.keeps_m and method.alpha_bar != 0,
         )
         for (short, long, dtype, kind), (rows, written) in groups.items()
     ]  # fmt: skip
@@ -151,38 +204,3 @@ def _parts(n: int, bytes_each: int, limit: float) -> list[range]:
     most = max(1, int(limit // bytes_each))
     size = -(-n // -(-n // most))
     return [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
-
-
-# -- what both read -------------------------------------------------------------------------------
-
-
-def _z0(b: Bucket) -> list[Any]:
-    return b.z0 or [None] * len(b.params)
-
-
-def _kind(z: Source | None) -> Any:
-    """What a launch must know of z0: a tensor's dtype, or that it is a number or unused."""
-    return z.dtype if isinstance(z, Tensor) else type(z)
-
-
-def _centre(b: Bucket, kind: Any) -> str:
-    if b.method.centre != "init":
-        return b.method.centre
-    return "number" if kind is float else "tensor"
-
-
-def _last(z: Any) -> int:
-    """The address of z0, or the bits of a number."""
-    return z.data_ptr() if isinstance(z, Tensor) else 0 if z is None else _bits(z)
-
-
-def _counter(b: Bucket, j: int) -> tuple[int, int]:
-    """The rounding bits of a 16-bit parameter: its first element's index, and the key's prefix."""
-    if b.params[j].dtype not in rounding.HALVES:
-        return 0, 0
-    return rounding.first_element(b.params[j]) or 0, rounding.cached_prefix(b.seed, b.indices[j])
-
-
-def _bits(number: float) -> int:
-    """The bits of a number in fp32."""
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])

@@ -8,7 +8,6 @@ singular values spread over about 0.7 to 1.1. All of them map zero to zero and N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 import torch
@@ -65,13 +64,11 @@ class Newton:
         and at the end, see `factor`.
         """
         form, product = choice(X)
-        n = len(self.steps)
+        n, begin = len(self.steps), 0
         ends = (*self.restarts, n) if form == "gram" and self.restarts else range(1, n + 1)
-        begin = 0
-        with full_sums(X):
-            for end in ends:
-                Q, a = factor(X, self.steps[begin:end], product)
-                X, begin = torch.baddbmm(X, Q, X, beta=a), end
+        with full_sums(X.is_cuda):
+            for end in ends:  # nothing but X is alive between two blocks
+                X, begin = torch.bmm(factor(X, self.steps[begin:end], product), X), end
         return X
 
     def dtype_on(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -81,34 +78,38 @@ class Newton:
         return torch.float16 if device.type == "cuda" and dtype == torch.float32 else dtype
 
 
-def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> tuple[Tensor, float]:
-    """Q and a such that the steps take X to a X + Q X, by products of the size of X X^T alone.
+def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
+    """Q such that the steps take X to Q X, by products of the size of R = X X^T alone.
 
-    A step is X <- W X with W = a + Z, Z = b R + c R^2 and R = X X^T. After it the Gram matrix is
-    W R W, so the next W needs no product with X. All these matrices are polynomials of R: they
-    commute and are symmetric. Q is the product of the W's.
+    A step is X <- W X with W = a + b R + c R^2. After it the Gram matrix is W R W, so the next W
+    needs no product with X, and Q is the product of the W's. All of them are polynomials of R, so
+    they commute and are symmetric. The products must preserve one of the two: `dense` multiplies
+    polynomials of the rounded R, and `triangle` makes every result symmetric. A B^T in place of A B
+    does neither and loses accuracy tenfold.
 
     Rounding moves the eigenvalues of R by about eps, the unit roundoff, also to below zero. A step
     multiplies small eigenvalues by a^2, and their error too. Where a negative eigenvalue is of
-    order 1 the polynomial diverges. In fp16 with a = 3.4 the error is 0.07 after two steps and 0.8
-    after three, so the steps are cut into blocks (`Newton.restarts`): R is computed again from X.
-    Later blocks may be longer, because the small eigenvalues have grown by then.
+    order 1 the polynomial diverges. In fp16 with a = 3.4 the error is 0.07 after two steps, 0.8
+    after three, and has then been used. So the steps are cut into blocks of at most three
+    (`Newton.restarts`), and R is computed from X again for each block.
     """
-    R = product(X, X)
-    Q = Z = _square(R, steps[0], product)
-    for (a, _, _), step in pairwise(steps):
-        R = product(R, Z, R, beta=a)
-        R = product(R, Z, R, beta=a)
-        if Q is Z:
-            Q.diagonal(dim1=-2, dim2=-1).add_(a)
-        Z = _square(R, step, product)
-        Q = product(Q, Z, Q, beta=step[0])
-    return Q, steps[0][0] if len(steps) == 1 else 0.0
+    R = product(X, X.mT)
+    Q = W = _polynomial(R, steps[0], product)
+    for step in steps[1:]:
+        R = product(R, W)
+        R = product(R, W)
+        W = _polynomial(R, step, product)
+        Q = product(Q, W)
+    return Q
 
 
-def _square(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
-    _, b, c = step
-    return product(R, R, R, alpha=c, beta=b) if c else b * R
+def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
+    a, b, c = step
+    if c:
+        return product(R, R, R, alpha=c, beta=b, diagonal=a)
+    W = b * R
+    W.diagonal(dim1=-2, dim2=-1).add_(a)
+    return W
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ KELLER = Newton(
     "keller",
     ((3.4445, -4.7750, 2.0315),) * 5,
     "Jordan et al. 2024, Muon: https://kellerjordan.github.io/posts/muon",
-    restarts=(2,),
+    restarts=(3,),
 )
 YOU = Newton(
     "you",
@@ -145,7 +146,7 @@ YOU = Newton(
         (2.8366, -3.0525, 1.2012),
     ),
     "You Jiacheng 2025: https://x.com/YouJiacheng/status/1905861218138804534",
-    restarts=(2,),
+    restarts=(3,),
 )
 _POLAR_EXPRESS: tuple[Triple, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -161,7 +162,7 @@ POLAR_EXPRESS = Newton(
     tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS[:5]),
     "Amsel et al. 2025, arXiv:2505.16932, algorithm 1: the first five steps, safety factor 1.01",
     safety=1.01,
-    restarts=(2,),
+    restarts=(3,),
 )
 CUBIC = Newton(
     "cubic",

@@ -11,6 +11,7 @@ equally many of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import _key, _mix, _rounded
-from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, table
+from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, start, table
 
 TILE = 64
 
@@ -35,7 +36,7 @@ class Matrices:
     element in the parameter, `rounding.prefix`, and the bits of its scale.
     written: the parameters and their m.
     p, g, z0: dtypes of parameters, gradients and z0.
-    MAXIMIZE, MOMENTUM, OPTIMISM, CENTRE: constants of the kernels.
+    CENTRE, MAXIMIZE, MOMENTUM, OPTIMISM: constants of the kernels.
     """
 
     rows: Rows
@@ -44,21 +45,21 @@ class Matrices:
     written: list[Tensor]
     p: torch.dtype
     g: torch.dtype
+    CENTRE: str
     z0: torch.dtype | None
     MAXIMIZE: bool
     MOMENTUM: bool
     OPTIMISM: bool
-    CENTRE: str
 
-    @property
+    @cached_property
     def table(self) -> Tensor:
         return table(self.rows, self.written[0].device)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return -(-self.short // TILE) * -(-self.long // TILE)
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether all tiles are full and wide loads may be used."""
         last = 4 if self.CENTRE == "tensor" else 3
@@ -176,8 +177,9 @@ def average_(M: Matrices, alpha: float, alpha_bar: float) -> Tensor:
     """Average the gradients into m. Return the squared norm of each m_bar in float64."""
     n, tiles = len(M.rows), M.tiles
     squares = torch.empty(n, tiles, dtype=torch.float64, device=M.written[0].device)
-    _average[(tiles, n)](
-        M.table, squares, float(alpha), float(alpha_bar), M.short, M.long, **_constants(M),
+    start(
+        _average, (tiles, n), M.table, squares, float(alpha), float(alpha_bar), M.short, M.long,
+        **_constants(M),
     )  # fmt: skip
     torch.autograd.graph.increment_version(M.written)
     return squares.sum(1)
@@ -192,19 +194,19 @@ def normalised(
     They are stacked as (n, short, long).
     """
     X = torch.empty(len(part), M.short, M.long, dtype=dtype, device=M.written[0].device)
-    _normalise[(M.tiles, len(part))](
-        M.table, squares, X, part.start, float(alpha_bar), safety, M.short, M.long,
-        SMALLEST=smallest, **_constants(M),
+    start(
+        _normalise, (M.tiles, len(part)), M.table, squares, X, part.start, float(alpha_bar), safety,
+        M.short, M.long, SMALLEST=smallest, **_constants(M),
     )  # fmt: skip
     return X
 
 
 def finish_(M: Matrices, part: range, U: Tensor, lam: float, gamma: float, step: int) -> None:
     """Pull the parameters of a part to their centre, and add their scaled directions U."""
-    _finish[(M.tiles, len(part))](
-        M.table, U, part.start, float(lam), float(gamma), step, M.short, M.long,
-        CENTRE=M.CENTRE, P=DTYPES[M.p], Z=None if M.z0 is None else DTYPES[M.z0],
-        EVEN=M.even, TILE=TILE,
+    start(
+        _finish, (M.tiles, len(part)), M.table, U, part.start, float(lam), float(gamma), step,
+        M.short, M.long, CENTRE=M.CENTRE, P=DTYPES[M.p],
+        Z=None if M.z0 is None else DTYPES[M.z0], EVEN=M.even, TILE=TILE,
     )  # fmt: skip
 
 

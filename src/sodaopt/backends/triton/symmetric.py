@@ -1,4 +1,4 @@
-"""alpha A B^T + beta C for batches of fp16 matrices whose result is symmetric.
+"""alpha A B^T + beta C + diagonal I for batches of fp16 matrices whose result is symmetric.
 
 Only tiles on and below the diagonal are computed. Each is stored twice, as it is and transposed.
 """
@@ -10,12 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sodaopt.backends.triton.tables import start
+
 BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
 
 
 @triton.jit
 def _product(
-    A, B, C, out, alpha, beta, side, depth,
+    A, B, C, out, alpha, beta, diagonal, side, depth,
     HAS_C: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -44,21 +46,28 @@ def _product(
         total += beta * tl.load(C + n * side * side + here, inside).to(tl.float32)
     out += n * side * side
     result = total.to(out.dtype.element_ty)
-    tl.store(out + here, result, inside)
-    if i != j:
-        there = c[:, None] * side + r[None, :]
-        tl.store(out + there, tl.trans(result), tl.trans(inside))
+    mirrored = tl.trans(result)
+    if i == j:
+        total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
+        result = total.to(out.dtype.element_ty)
+        tl.store(out + here, tl.where(r[:, None] >= c[None, :], result, mirrored), inside)
+    else:
+        tl.store(out + here, result, inside)
+        tl.store(out + c[:, None] * side + r[None, :], mirrored, tl.trans(inside))
 
 
-def product(A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float) -> Tensor:
+def product(
+    A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float, diagonal: float
+) -> Tensor:
     n, side, depth = A.shape
     out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
-    across = triton.cdiv(side, BLOCK)
+    across = -(-side // BLOCK)
     if n == 0:
         return out
-    _product[(across * (across + 1) // 2, n)](
-        A, B, A if C is None else C, out, float(alpha), float(beta), side, depth,
-        HAS_C=C is not None, EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH,
+    start(
+        _product, (across * (across + 1) // 2, n), A, B, A if C is None else C, out, float(alpha),
+        float(beta), float(diagonal), side, depth, HAS_C=C is not None,
+        EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
