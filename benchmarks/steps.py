@@ -175,7 +175,9 @@ def main() -> None:
         "rows": rows,
     }
     if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in result.pop("rows"))
+        head = json.dumps(result, indent=1).removesuffix("\n}")
+        args.out.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 if __name__ == "__main__":

@@ -197,6 +197,47 @@ def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
     )
 
 
+def replaced(w: torch.nn.Parameter) -> None:
+    w.data = w.data.clone()
+
+
+CHANGES = {  # between two steps
+    "nothing": lambda opt, ws: None,
+    "a gradient less": lambda opt, ws: setattr(ws[0], "grad", None),
+    "other memory": lambda opt, ws: replaced(ws[0]),
+    "other state": lambda opt, ws: opt.load_state_dict(opt.state_dict()),
+    "other lr": lambda opt, ws: opt.param_groups[0].update(lr=0.02),
+    "ascent": lambda opt, ws: opt.param_groups[0].update(maximize=True),
+    "gradients in another order": lambda opt, ws: setattr(
+        ws[0], "grad", ws[0].grad.t().contiguous().t()
+    ),
+    "another count": lambda opt, ws: opt.state[ws[0]]["step"].fill_(7),
+}
+
+
+def repeated(name: str, row: str, device: str = "cpu") -> bool:
+    """Buckets are used again, unless something has changed."""
+    found = []
+    for runs in (True, False):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(6, 4, device=device)) for _ in range(3)]
+        opt = SODA(weights, 0.01, ROWS[row])
+        with (
+            mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=runs),
+            mock.patch.object(opt, "_sorted", wraps=opt._sorted) as sorted_,
+        ):
+            for k in range(6):
+                for w in weights:
+                    w.grad = torch.randn_like(w)
+                if k == 3:
+                    CHANGES[name](opt, weights)
+                opt.step()
+        same = name in ("nothing", "other memory", "other lr")
+        assert (sorted_.call_count == 1) == (runs and same), sorted_.call_count
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+    return all((a - b).norm() <= TOLERANCE[device] * b.norm() for a, b in zip(*found, strict=True))
+
+
 UNREADABLE = {
     "parameter in another order": lambda p, s: p.set_(p.data.t().contiguous().t()),
     "fp64 state": lambda p, s: s.update(m=s["m"].double()),
@@ -255,6 +296,9 @@ def spectral_cases() -> Iterator[tuple[str, tuple[object, ...]]]:
             yield "spectral", (name, size)
     for bad in (torch.nan, torch.inf):
         yield "poisoned", (bad,)
+    for name in CHANGES:
+        for row in ("soda(lion)", "soda_dagger"):
+            yield "repeated", (name, row)
     for shape in ((1, 64, 64), (2, 70, 200), (0, 8, 8), (2, 130, 131), (1, 256, 512)):
         yield "symmetric", shape
 

@@ -20,7 +20,7 @@ TABLE = Path(__file__).with_name("products.json")
 
 
 class Symmetric(Protocol):
-    """alpha A B + beta C + diagonal I for batches of matrices, if the result is symmetric.
+    """A B for batches of matrices if it is symmetric, or alpha A B + beta C + diagonal I with C.
 
     B is symmetric, or the transpose of a contiguous matrix.
     """

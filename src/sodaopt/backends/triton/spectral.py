@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import _key, _mix, _rounded
-from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, start, table
+from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, table
 
 TILE = 64
 
@@ -177,8 +177,8 @@ def average_(M: Matrices, alpha: float, alpha_bar: float) -> Tensor:
     """Average the gradients into m. Return the squared norm of each m_bar in float64."""
     n, tiles = len(M.rows), M.tiles
     squares = torch.empty(n, tiles, dtype=torch.float64, device=M.written[0].device)
-    start(
-        _average, (tiles, n), M.table, squares, float(alpha), float(alpha_bar), M.short, M.long,
+    _average[(tiles, n)](
+        M.table, squares, float(alpha), float(alpha_bar), M.short, M.long,
         **_constants(M),
     )  # fmt: skip
     torch.autograd.graph.increment_version(M.written)
@@ -194,8 +194,8 @@ def normalised(
     They are stacked as (n, short, long).
     """
     X = torch.empty(len(part), M.short, M.long, dtype=dtype, device=M.written[0].device)
-    start(
-        _normalise, (M.tiles, len(part)), M.table, squares, X, part.start, float(alpha_bar), safety,
+    _normalise[(M.tiles, len(part))](
+        M.table, squares, X, part.start, float(alpha_bar), safety,
         M.short, M.long, SMALLEST=smallest, **_constants(M),
     )  # fmt: skip
     return X
@@ -203,8 +203,8 @@ def normalised(
 
 def finish_(M: Matrices, part: range, U: Tensor, lam: float, gamma: float, step: int) -> None:
     """Pull the parameters of a part to their centre, and add their scaled directions U."""
-    start(
-        _finish, (M.tiles, len(part)), M.table, U, part.start, float(lam), float(gamma), step,
+    _finish[(M.tiles, len(part))](
+        M.table, U, part.start, float(lam), float(gamma), step,
         M.short, M.long, CENTRE=M.CENTRE, P=DTYPES[M.p],
         Z=None if M.z0 is None else DTYPES[M.z0], EVEN=M.even, TILE=TILE,
     )  # fmt: skip

@@ -10,15 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt.backends.triton.tables import start
-
 BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
 
 
 @triton.jit
 def _product(
     A, B, C, out, alpha, beta, diagonal, side, depth,
-    HAS_C: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr,
+    HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # the row of tiles
@@ -39,35 +38,45 @@ def _product(
             a = tl.load(a_ptr + begin, (r[:, None] < side) & inside[None, :], other=0)
             b = tl.load(b_ptr + begin, (c[None, :] < side) & inside[:, None], other=0)
         total = tl.dot(a, b, total)
-    total = total * alpha
-    here = r[:, None] * side + c[None, :]
+    here, there = r[:, None] * side + c[None, :], c[:, None] * side + r[None, :]
     inside = (r[:, None] < side) & (c[None, :] < side)
     if HAS_C:
-        total += beta * tl.load(C + n * side * side + here, inside).to(tl.float32)
+        C += n * side * side
+        total = total * alpha + beta * tl.load(C + here, inside).to(tl.float32)
+        total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
     out += n * side * side
     result = total.to(out.dtype.element_ty)
-    mirrored = tl.trans(result)
-    if i == j:
-        total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
-        result = total.to(out.dtype.element_ty)
-        tl.store(out + here, tl.where(r[:, None] >= c[None, :], result, mirrored), inside)
-    else:
+    if IS_SQUARE:  # a tile on the diagonal is symmetric
         tl.store(out + here, result, inside)
-        tl.store(out + c[:, None] * side + r[None, :], mirrored, tl.trans(inside))
+        if i != j:
+            tl.store(out + there, tl.trans(result), tl.trans(inside))
+    else:
+        if i == j:  # it is not quite: one half is used
+            half = inside & (r[:, None] >= c[None, :])
+            tl.store(out + here, result, half)
+            tl.store(out + there, tl.trans(result), tl.trans(half))
+        else:
+            tl.store(out + here, result, inside)
+            tl.store(out + there, tl.trans(result), tl.trans(inside))
 
 
 def product(
     A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float, diagonal: float
 ) -> Tensor:
+    """A B^T, or with C alpha A B^T + beta C + diagonal I.
+
+    A program must not use more than 128 registers a thread, so that two fit on a multiprocessor and
+    one stores while the other multiplies.
+    """
     n, side, depth = A.shape
     out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
     across = -(-side // BLOCK)
     if n == 0:
         return out
-    start(
-        _product, (across * (across + 1) // 2, n), A, B, A if C is None else C, out, float(alpha),
-        float(beta), float(diagonal), side, depth, HAS_C=C is not None,
-        EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH,
-        num_warps=WARPS, num_stages=STAGES,
+    _product[(across * (across + 1) // 2, n)](
+        A, B, A if C is None else C, out, float(alpha), float(beta), float(diagonal), side, depth,
+        HAS_C=C is not None, IS_SQUARE=A.data_ptr() == B.data_ptr(),
+        EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
+        num_stages=STAGES,
     )  # fmt: skip
     return out

@@ -31,32 +31,8 @@ def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options
     programs = _on_device(device, _chunks, tuple(n for n, *_ in rows))
     with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
         columns = table(rows, device)
-        start(kernel, (len(programs), 1), programs, columns, *args, CHUNK=CHUNK, **options)
+        kernel[(len(programs),)](programs, columns, *args, CHUNK=CHUNK, **options)
     torch.autograd.graph.increment_version(written)
-
-
-def start(kernel: Any, grid: tuple[int, int], *args: Any, **constants: Any) -> None:
-    """Launch a kernel on the current device and stream.
-
-    Triton's own look-up of the compiled kernel takes five times as long as a launch. It is skipped
-    if all that it depends on is as before: types, constants, and which numbers divide by 16.
-    """
-    key = (
-        kernel, torch.cuda.current_device() if args[0].is_cuda else -1, *constants.values(),
-        *[
-            (a.dtype, a.data_ptr() % 16) if isinstance(a, Tensor)
-            else float if isinstance(a, float) else (a % 16 == 0, a == 1, a >> 31)
-            for a in args
-        ],
-    )  # fmt: skip
-    compiled = _COMPILED.get(key)
-    if compiled is not None:
-        compiled[(*grid, 1)](*args, *(constants[n] for n in kernel.arg_names[len(args) :]))
-    elif (compiled := kernel[grid](*args, **constants)) is not None:  # None by the interpreter
-        _COMPILED[key] = compiled
-
-
-_COMPILED: dict[Any, Any] = {}
 
 
 def table(rows: Rows, device: torch.device) -> Tensor:
