@@ -144,7 +144,9 @@ def page() -> str:
         numbers = (row[key] for key in ("ms", "host_ms", "state", "peak", "first_step_s"))
         lines.append([row["optimizer"], row["model"], *(f"{number:.2f}" for number in numbers)])
     head = f"{result['device']}, torch {result['torch']} (`{result['command']}`):"
-    return filled(PAGE, "steps", f"{head}\n\n{markdown(lines)}")
+    return filled(
+        PAGE, "steps", f"{head}\n\n{markdown(lines)}\n\n{result.get('note', '')}".rstrip()
+    )
 
 
 def main() -> None:
