@@ -91,6 +91,11 @@ class Name(NamedTuple):
     def anchored(self) -> bool:
         return self.wrapper in ANCHORED or bool(self.pull) or self.base == "soda_dagger"
 
+    @property
+    def decays(self) -> bool:
+        """Whether it has a weight decay."""
+        return self.spec.decays and not self.anchored
+
     def __str__(self) -> str:
         inner = f"{self.pull}({self.base})" if self.pull else self.base
         return f"{self.wrapper}({inner})" if self.wrapper else inner
@@ -137,7 +142,7 @@ def check(name: Name, s: Settings) -> None:
         raise ValueError(f"lr must be positive, got {s.lr}")
     if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
-    if s.wd and (name.anchored or not name.spec.decays):
+    if s.wd and not name.decays:
         why = "the pull replaces it" if name.anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):
@@ -173,7 +178,7 @@ SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     """Build the optimizer for a model."""
     check(name, s)
-    opt: Optimizer = SODA(param_groups(model, _recipe(name, s)), s.lr)
+    opt: Optimizer = SODA(param_groups(model, recipe(name, s)), s.lr)
     if name.wrapper in AVERAGED:
         return AVERAGED[name.wrapper](opt)
     if name.wrapper is None:
@@ -199,15 +204,14 @@ def _pull(s: Settings) -> schedules.Coef:
     return schedules.fade(pull, start, max(end, start + 1))
 
 
-def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
-    recipe = rules(name.spec.recipe)
+def recipe(name: Name, s: Settings) -> dict[str, Rule]:
+    """Return the rules of the layer plan, without the pull of a wrapper."""
+    found = rules(name.spec.recipe)
     if name.base in SPECTRAL:
-        recipe = {role: _tuned(rule, name, s) for role, rule in recipe.items()}
-    found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
-    recipe |= {role: _decayed(rule, s.wd) for role, rule in found.items()}
-    if name.pull:
-        return soda(recipe, ANCHORED[name.pull], _pull(s))
-    return recipe
+        found = {role: _tuned(rule, name, s) for role, rule in found.items()}
+    dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
+    found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
+    return soda(found, ANCHORED[name.pull], _pull(s)) if name.pull else found
 
 
 def _decayed(rule: Rule, wd: float) -> Rule:

@@ -12,6 +12,8 @@ from typing import Any
 
 from .job import Job
 
+SEEDS = (0, 1, 2, 3, 4)
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -21,7 +23,7 @@ class Scale:
     sizes: tuple[tuple[str, dict[str, Any]], ...]
     """Labels and settings of the models, from small to large."""
     horizons: tuple[str, ...]
-    seeds: int
+    seeds: tuple[int, ...]
     lr: dict[str, float]
     """Learning rates of the baselines. If they are tuned, the middle of the first grid."""
     tuned: bool
@@ -37,7 +39,7 @@ SCALES = {
             for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
         ),
         ("1x", "4x"),
-        1,
+        SEEDS,
         {},
         False,
         "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
@@ -46,7 +48,7 @@ SCALES = {
         "proxy",
         tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
         ("1x",),
-        3,
+        SEEDS,
         {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
         True,
         "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
@@ -104,6 +106,8 @@ class Study:
     """table, curves (loss against steps), or an axis such as wd."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Pairs of columns to compare: (column, its baseline)."""
+    primary: int = 1
+    """Number of leading pairs that are primary comparisons, which get a p value."""
     published: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """The numbers in the paper, by row."""
     tuning_seeds: tuple[int, ...] = (100, 101)
