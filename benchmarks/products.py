@@ -19,10 +19,10 @@ from unittest import mock
 import torch
 
 from benchmarks.pages import where
-from benchmarks.steps import events
 from sodaopt.backends import products
 from sodaopt.core.fused import WORKSPACE
 from sodaopt.geometry import polar
+from sodaopt.lab.bench import events
 
 SHORT = (4096, 2048, 1024, 768, 512, 256)
 ASPECTS = (4, 2, 1)
