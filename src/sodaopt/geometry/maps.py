@@ -52,7 +52,7 @@ class Geometry:
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     elementwise: each entry of u needs the same entry of its inputs only, so a shard is enough.
     kernel: name of the fused kernel that computes the map: "diagonal", "sign" or "identity" (one
-    pass over memory), "polar" (one pass after the polar factors), or None for plain operations.
+    pass over memory), "polar" (passes before and after the products), or None for plain operations.
     """
 
     homogeneous: ClassVar[bool] = True
