@@ -38,6 +38,7 @@ COMMANDS = {
     "report": Command("sodaopt.lab.report.command", "Report", "write a report page about runs"),
     "sample": Command("sodaopt.lab.commands", "Sample", "generate text with a trained model"),
     "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or inspect data"),
+    "bench": Command("sodaopt.lab.bench", "Bench", "measure one step of optimizers"),
     "theory": Command("sodaopt.theory.command", "Theory", "check and plot the convex theory"),
 }
 

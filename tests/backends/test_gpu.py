@@ -21,6 +21,7 @@ from sodaopt.geometry import Ball, Spectral, polar, transposed
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
+from tests.support import interpreted
 from tests.support.interpreted import is_close
 from tests.support.tables import FEW, METHODS, network
 from tests.support.wrapped import z0_file
@@ -339,22 +340,23 @@ def compare_with_eager(
 
     fp32: 1e-6 of the largest element. 16 bits: the rounding bits are the same, so an element
     differs by at most one unit in the last place, where the sum crosses a rounding boundary.
+    Polar factors: the fp16 products begin with inputs that differ in the last place.
     """
     found, factors = [], []
     for fused in (True, False):
-        counted = mock.Mock(side_effect=polar.Newton.raw)
+        counted = mock.Mock(side_effect=polar.Newton.products)
         ws = weights()
         opt = SODA(ws, 0.01, method, anchor=anchor, seed=3)
         with monkeypatch.context() as patch:
-            patch.setattr(polar.Newton, "raw", lambda self, X, f=counted: f(self, X))
+            patch.setattr(polar.Newton, "products", lambda self, X, f=counted: f(self, X))
             if not fused:
                 patch.setattr(optimizer, "kernels_run_on", lambda p: False)
             feed(opt, ws, range(1))
             assert fused == all(b.kernel for b in opt._buckets()) or dtype == torch.float64
         found.append([t for w in ws for t in (w.detach(), *opt.state[w].values())])
-        factors.append(counted.call_count)
+        factors.append(sum(len(call.args[1]) for call in counted.call_args_list))
     for a, b in zip(*found, strict=True):
-        assert is_close(a, b)
+        assert is_close(a, b) or (factors[0] and (a - b).norm() < 2e-3 * b.norm())
     assert factors[0] == factors[1]
 
 
@@ -394,6 +396,12 @@ def test_polar_steps(
     compare_with_eager(weights, dtype, SPECTRAL[name], anchor, monkeypatch)
 
 
+@pytest.mark.parametrize(("check", "arguments"), list(interpreted.spectral_cases()))
+def test_kernels_of_a_spectral_step(check: str, arguments: tuple[Any, ...]) -> None:
+    """The checks of the interpreter, with fp16 products."""
+    assert getattr(interpreted, check)(*arguments, "cuda")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_16_bit_step_is_the_fp32_step_rounded_once(name: str, dtype: torch.dtype) -> None:
@@ -402,13 +410,12 @@ def test_a_16_bit_step_is_the_fp32_step_rounded_once(name: str, dtype: torch.dty
 
 @pytest.mark.parametrize("name", [n for n in polar.BACKENDS if n != "exact"])
 @pytest.mark.parametrize("shape", [(2, 256, 1024), (2, 512, 512), (1, 768, 192)], ids=str)
-def test_bf16_newton_is_close_to_its_polynomial(name: str, shape: tuple[int, ...]) -> None:
-    """Five steps amplify small singular values, and their rounding, by hundreds: a loose bound."""
+def test_fp16_newton_is_close_to_its_polynomial(name: str, shape: tuple[int, ...]) -> None:
     X = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     exact = polar.BACKENDS[name](X.double())
     ours = polar.BACKENDS[name](X.cuda()).double().cpu()
     assert ours.dtype == torch.float64
-    assert (ours - exact).norm() < 0.2 * exact.norm()
+    assert (ours - exact).norm() < 0.01 * exact.norm()
 
 
 @pytest.mark.parametrize("optimizer", ["soda_dagger", "soda(muon)", "schedule_free(adamw)"])

@@ -1,6 +1,8 @@
 """Polar backends against their own polynomial on the singular values, and the exact one."""
 
 import math
+from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sodaopt.geometry.polar import BACKENDS, EXACT, Newton
+from sodaopt.backends.products import PRODUCTS, Choice, chosen, dense
+from sodaopt.geometry import polar
+from sodaopt.geometry.polar import BACKENDS, EXACT, Newton, factor
 
 SHAPES = [(1, 6, 9), (1, 9, 6), (1, 7, 7), (1, 1, 8), (1, 8, 1), (1, 1, 1), (3, 6, 4), (2, 4, 6)]
 POLYNOMIALS = [b for b in BACKENDS.values() if isinstance(b, Newton)]
@@ -158,3 +162,95 @@ def test_no_steps_leave_the_matrix_as_it_lies() -> None:
     X = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
     none = Newton("none", (), "")
     torch.testing.assert_close(none(X), X / X.norm(dim=(-2, -1), keepdim=True))
+
+
+GRAM = [b for b in POLYNOMIALS if b.restarts]
+
+
+def mirrored(A: Tensor, B: Tensor, C: Tensor | None = None, **numbers: float) -> Tensor:
+    """The lower triangle of the product and its mirror image, as `triangle` has it."""
+    low = dense(A, B, C, **numbers).tril()
+    return low + low.tril(-1).mT
+
+
+def in_form(backend: Newton, X: Tensor, form: str, product=dense) -> Tensor:
+    with mock.patch.object(polar, "choice", return_value=Choice(form, product)):
+        return backend(X)
+
+
+@pytest.mark.parametrize("backend", GRAM, ids=lambda b: b.name)
+@pytest.mark.parametrize("product", [dense, mirrored])
+@pytest.mark.parametrize("shape", [(2, 24, 96), (2, 96, 40), (1, 1, 2)], ids=str)
+def test_both_forms_are_the_same_polynomial(backend, product, shape) -> None:
+    X = randn(shape)
+    plain, gram = (in_form(backend, X, form, product) for form in ("plain", "gram"))
+    torch.testing.assert_close(gram, plain, rtol=1e-9, atol=1e-9)
+
+
+@each_polynomial
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_factor(backend, n) -> None:
+    """Q X is what n steps make of X."""
+    X = randn((1, 8, 20))
+    X = X / X.norm()
+    Q = factor(X, backend.steps[:n], dense)
+    for step in backend.steps[:n]:
+        X, before = Newton("", (step,), "").products(X), X
+    torch.testing.assert_close(Q @ randn((1, 8, 20)) / randn((1, 8, 20)).norm(), X)
+    assert not torch.equal(X, before)
+
+
+def with_values(s: Tensor) -> Tensor:
+    U, V = (torch.linalg.qr(randn((n, len(s)), n)).Q for n in (64, 256))
+    return (U * s @ V.mT)[None]
+
+
+HARD = {
+    "Gaussian": randn((1, 64, 256)),
+    "condition 1e3": with_values(torch.logspace(0, -3, 64, dtype=torch.float64)),
+    "condition 1e6": with_values(torch.logspace(0, -6, 64, dtype=torch.float64)),
+    "rank 4": with_values(torch.tensor([1.0] * 4 + [0.0] * 60, dtype=torch.float64)),
+    "one large element": randn((1, 64, 256)).index_put(
+        [torch.tensor([0])] * 3, torch.tensor(1e4, dtype=torch.float64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("backend", GRAM, ids=lambda b: b.name)
+@pytest.mark.parametrize(
+    ("form", "product"), [("plain", dense), ("gram", dense), ("gram", mirrored)]
+)
+def test_fp16_is_three_times_as_accurate_as_bf16(name, backend, form, product) -> None:
+    X = HARD[name]
+    exact = backend(X)
+
+    def error(form: str, dtype: torch.dtype, product=dense) -> float:
+        low = replace(backend, dtype=dtype)
+        return float((in_form(low, X.float(), form, product).double() - exact).norm())
+
+    assert error(form, torch.float16, product) < error("plain", torch.bfloat16) / 3
+
+
+@pytest.mark.parametrize("backend", GRAM, ids=lambda b: b.name)
+def test_restarts_are_needed(backend) -> None:
+    X = HARD["condition 1e3"] / HARD["condition 1e3"].norm() / backend.safety
+    exact, low = backend(X), X.half()
+    never = factor(low, backend.steps, dense) @ low
+    often = in_form(replace(backend, dtype=torch.float16), X.float(), "gram")
+    assert not (never - exact).norm() < 5 * (often - exact).norm()
+
+
+@each
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-12])
+def test_squares_may_overflow(name, size) -> None:
+    X = randn((2, 12, 20), dtype=torch.float32)
+    torch.testing.assert_close(BACKENDS[name](X * size), BACKENDS[name](X), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("aspect", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("short", [1, 255, 256, 768, 2047, 100_000])
+def test_the_table_has_every_shape(short, aspect) -> None:
+    form, product = chosen(short, aspect * short)
+    assert product in PRODUCTS.values()
+    assert form == "plain" or (form == "gram" and aspect > 1)

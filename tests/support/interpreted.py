@@ -14,14 +14,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from sodaopt import SODA, Method, geometry, init, rounding, zoo
-from sodaopt.geometry import polar
+from sodaopt.geometry import polar, views
 
 KINDS = {"between": init.between(-0.3, 0.2), "sign": init.sign(0.1)}
 DTYPES = (torch.float32, torch.float16)
@@ -106,7 +105,7 @@ SHAPES = ((6, 4), (4, 6), (5, 5), (80, 60), (1, 3))
 
 def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
     """Two steps of a whole optimizer with kernels, as on a GPU, and without."""
-    from sodaopt.backends.triton import elementwise
+    from sodaopt.backends.triton import elementwise, spectral
 
     found, calls = [], []
     for runs in (True, False):
@@ -114,22 +113,129 @@ def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
         weights = [torch.nn.Parameter(torch.randn(s).to(dtype)) for s in SHAPES]
         weights[1].data.fill_(0.5)
         opt = SODA(weights, 0.01, ROWS[name], seed=3, anchor=anchor, maximize=maximize)
-        raw = polar.Newton.raw
+        products = polar.Newton.products
         with (
             mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=runs),
-            mock.patch.object(polar.Newton, "raw", autospec=True, side_effect=raw) as factors,
-            mock.patch.object(elementwise, "step_", wraps=elementwise.step_) as launched,
+            mock.patch.object(polar.Newton, "products", autospec=True, side_effect=products) as X,
+            mock.patch.object(elementwise, "step_", wraps=elementwise.step_) as step_,
+            mock.patch.object(spectral, "finish_", wraps=spectral.finish_) as finish_,
         ):
             for _ in range(2):
                 for w in weights:
                     w.grad = torch.randn_like(w)
                 opt.step()
         readable = dtype != torch.float64
-        assert (launched.call_count > 0) == (runs and readable), launched.call_count
+        assert (step_.called or finish_.called) == (runs and readable)
         found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
-        calls.append(factors.call_count)
+        calls.append(sum(len(call.args[1]) for call in X.call_args_list))
     assert calls[0] == calls[1], "a polar factor was computed twice"
     return all(map(is_close, *found))
+
+
+VIEWS = {  # every layout in memory, with shapes that fill whole tiles and others
+    "matrix": (geometry.matrix, [(64, 128), (128, 64), (65, 130), (130, 65), (1, 3), (3, 70, 5)]),
+    "transposed": (geometry.transposed, [(64, 128), (130, 7)]),
+    "split": (views.split(3), [(192, 64), (21, 5), (2, 6, 9)]),
+    "split transposed": (views.split(3, geometry.transposed), [(64, 192), (5, 21), (2, 9, 6)]),
+    "conv": (geometry.conv, [(64, 16, 2, 2), (5, 3, 3, 3)]),
+}
+SIZES_OF_GRADIENTS = (1.0, 1e20, 1e30, 1e-30, 0.0)
+
+
+def spectral(name: str, size: float, device: str = "cpu") -> bool:
+    """Two steps by kernels against the same steps in float64."""
+    view, shapes = VIEWS[name]
+    map_ = geometry.Ball(geometry.Spectral(geometry.unit, view=view))
+    found = []
+    for dtype, at in ((torch.float32, device), (torch.float64, "cpu")):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(s).to(at, dtype)) for s in shapes]
+        opt = SODA(weights, 0.01, _method(map_, "init", 0.25))
+        with mock.patch(
+            "sodaopt.core.optimizer.kernels_run_on", lambda p: p.dtype == torch.float32
+        ):
+            for _ in range(2):
+                for w in weights:
+                    w.grad = (torch.randn(w.shape) * size).to(w)
+                assert all(b.kernel for b in opt._buckets()) == (dtype == torch.float32)
+                opt.step()
+        found.append([w.detach().double().cpu() for w in weights])
+    return all((a - b).norm() < TOLERANCE[device] * b.norm() for a, b in zip(*found, strict=True))
+
+
+TOLERANCE = {"cpu": 1e-5, "cuda": 5e-3}  # products in fp32 and in fp16
+
+
+def poisoned(bad: float, device: str = "cpu") -> bool:
+    """NaN and infinity reach all of their own matrix, and no other."""
+    w = torch.nn.Parameter(torch.ones(3, 70, 90, device=device))
+    opt = SODA([w], 0.01, _method(MAPS["polar"], "last"))
+    w.grad = torch.randn_like(w)
+    w.grad[1, 5, 7] = bad
+    with mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=True):
+        opt.step()
+    return w[1].isnan().all().item() and w[::2].isfinite().all().item()
+
+
+def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
+    """X X^T, a polynomial Z of R = X X^T, and R Z."""
+    from sodaopt.backends.triton.symmetric import product
+
+    torch.manual_seed(0)
+    X = torch.randn(n, side, depth, dtype=torch.float64, device=device).div(depth**0.5).half()
+    R = (X.double() @ X.double().mT).half()
+    Z = (0.5 * R.double() @ R.double() - R.double()).half()
+    R64, Z64 = R.double(), Z.double()
+    eye = 3.0 * torch.eye(side, dtype=torch.float64, device=device)
+    return all(
+        torch.equal(ours, ours.mT) and torch.allclose(ours.double(), exact, rtol=4e-3, atol=4e-3)
+        for ours, exact in (
+            (product(X, X, None, 1, 0, 0), X.double() @ X.double().mT),
+            (product(R, R, R, 2.0, -1.5, 3.0), 2 * R64 @ R64 - 1.5 * R64 + eye),
+            (product(R, Z, None, 1.0, 0, 0), R64 @ Z64),
+        )
+    )
+
+
+def replaced(w: torch.nn.Parameter) -> None:
+    w.data = w.data.clone()
+
+
+CHANGES = {  # between two steps
+    "nothing": lambda opt, ws: None,
+    "a gradient less": lambda opt, ws: setattr(ws[0], "grad", None),
+    "other memory": lambda opt, ws: replaced(ws[0]),
+    "other state": lambda opt, ws: opt.load_state_dict(opt.state_dict()),
+    "other lr": lambda opt, ws: opt.param_groups[0].update(lr=0.02),
+    "ascent": lambda opt, ws: opt.param_groups[0].update(maximize=True),
+    "gradients in another order": lambda opt, ws: setattr(
+        ws[0], "grad", ws[0].grad.t().contiguous().t()
+    ),
+    "another count": lambda opt, ws: opt.state[ws[0]]["step"].fill_(7),
+}
+
+
+def repeated(name: str, row: str, device: str = "cpu") -> bool:
+    """Buckets are used again, unless something has changed."""
+    found = []
+    for runs in (True, False):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(6, 4, device=device)) for _ in range(3)]
+        opt = SODA(weights, 0.01, ROWS[row])
+        with (
+            mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=runs),
+            mock.patch.object(opt, "_sorted", wraps=opt._sorted) as sorted_,
+        ):
+            for k in range(6):
+                for w in weights:
+                    w.grad = torch.randn_like(w)
+                if k == 3:
+                    CHANGES[name](opt, weights)
+                opt.step()
+        same = name in ("nothing", "other memory", "other lr")
+        assert (sorted_.call_count == 1) == (runs and same), sorted_.call_count
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+    return all((a - b).norm() <= TOLERANCE[device] * b.norm() for a, b in zip(*found, strict=True))
 
 
 UNREADABLE = {
@@ -181,6 +287,20 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
     yield "steps", ("adamw", torch.float64, "auto", False)
     for name in UNREADABLE:
         yield "unreadable", (name,)
+    yield from spectral_cases()
+
+
+def spectral_cases() -> Iterator[tuple[str, tuple[object, ...]]]:
+    for name in VIEWS:
+        for size in SIZES_OF_GRADIENTS if name == "matrix" else (1.0,):
+            yield "spectral", (name, size)
+    for bad in (torch.nan, torch.inf):
+        yield "poisoned", (bad,)
+    for name in CHANGES:
+        for row in ("soda(lion)", "soda_dagger"):
+            yield "repeated", (name, row)
+    for shape in ((1, 64, 64), (2, 70, 200), (0, 8, 8), (2, 130, 131), (1, 256, 512)):
+        yield "symmetric", shape
 
 
 def label(check: str, arguments: tuple[object, ...]) -> str:
@@ -189,8 +309,7 @@ def label(check: str, arguments: tuple[object, ...]) -> str:
 
 def main(which: str) -> None:
     torch.manual_seed(0)
-    checks = {f.__name__: f for f in (seeded, pull, rounded, steps, unreadable)}
-    print(json.dumps({label(c, a): partial(checks[c], *a)() for c, a in chosen(which)}))
+    print(json.dumps({label(c, a): globals()[c](*a) for c, a in chosen(which)}))
 
 
 if __name__ == "__main__":

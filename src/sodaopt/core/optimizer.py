@@ -45,8 +45,19 @@ STEPS = (  # the first that wants a bucket runs it
 )
 
 
-FIRST = 16
-"""Parameters after which a fused bucket is launched, see `SODA._buckets`."""
+class Kept:
+    """The buckets of a group's last step.
+
+    inputs: see `SODA._inputs`. It holds the identities of tensors, which `held` keeps from reuse.
+    """
+
+    def __init__(self, inputs: list[Any], buckets: list[Bucket]) -> None:
+        self.inputs, self.buckets = inputs, buckets
+        self.held = [list(s.values()) for b in buckets for s in b.state]
+
+    def follows(self) -> bool:
+        """Whether every parameter has taken the last step, and only that."""
+        return all(int(s["step"]) == b.k + 1 for b in self.buckets for s in b.state)
 
 
 def kernels_run_on(p: Tensor) -> bool:
@@ -84,6 +95,7 @@ class SODA(StatefulOptimizer):
     ) -> None:
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
+        self._kept: dict[int, Kept] = {}
         if isinstance(params, set):
             raise TypeError("params is a set, whose order changes between runs: pass a list")
         if not isinstance(seed, int) or isinstance(seed, bool):
@@ -128,39 +140,64 @@ class SODA(StatefulOptimizer):
     def _buckets(self) -> Iterator[Bucket]:
         """Group the parameters that have a gradient, so that a bucket shares all operations.
 
-        A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
-        device starts while the host prepares the rest. The first step checks all gradients first.
+        The buckets of the last step are used again if all that they depend on is as it was.
         """
         index = 0
-        for group in self.param_groups:
-            buckets: dict[Any, Bucket] = {}
-            method, early = self.methods[group["method"]], False
+        for n, group in enumerate(self.param_groups):
             if not FOREIGN.isdisjoint(group):  # set after the constructor
-                check_keys(group, method, f"a group of {method.name}")
-            leader = self._leader(group) if method.counts_by_group else None
-            for j, p in enumerate(group["params"], index):
-                if p.grad is None or p.numel() == 0:
-                    continue
-                s, k = self._stepped_state(p, method, group)
-                if leader is not None and leader["step"] > k:
-                    k = self._join(s, leader, method)
-                z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-                kernel = method.kernel if kernels_run_on(p) else None
-                if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
-                    kernel = None
-                is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
-                alone = j if group["foreach"] is False else None
-                past = tuple([float(s[name]) for name in method.memory])
-                key = k, past, p.dtype, p.device, is_sharded, kernel, alone
-                bucket = buckets.get(key)
-                if bucket is None:
-                    bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
-                bucket.append(p, s, j, z0)
-                if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and k and not early:
-                    early = True
-                    yield buckets.pop(key)
+                check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
+            kept = self._kept.pop(n, None)
+            if kept is not None and kept.inputs == self._inputs(group, index) and kept.follows():
+                buckets = kept.buckets
+                for bucket in buckets:
+                    self._renew(bucket, group)
+            else:
+                buckets, kept = self._sorted(group, index), None
+                if all(b.kernel and not b.is_sharded for b in buckets):  # others keep gradients
+                    kept = Kept(self._inputs(group, index), buckets)
+            yield from buckets
+            if kept is not None:
+                self._kept[n] = kept
             index += len(group["params"])
-            yield from buckets.values()
+
+    def _inputs(self, group: dict[str, Any], index: int) -> list[Any]:
+        """Everything that decides how a group is sorted into buckets, except the step counts."""
+        options = group["method"], group["foreach"], group["maximize"], group["seed"], index
+        inputs: list[Any] = [options]
+        for p in group["params"]:
+            g, s = p.grad, self.state.get(p)
+            if g is None or not s:
+                inputs.append(None)
+            else:
+                inputs.append((
+                    id(p), *map(id, s.values()), p.dtype, p.shape, p.is_contiguous(),
+                    kernels_run_on(p), type(g), g.dtype, g.layout, g.is_contiguous(), g.is_neg(),
+                ))  # fmt: skip
+        return inputs
+
+    def _sorted(self, group: dict[str, Any], index: int) -> list[Bucket]:
+        buckets: dict[Any, Bucket] = {}
+        method = self.methods[group["method"]]
+        leader = self._leader(group) if method.counts_by_group else None
+        for j, p in enumerate(group["params"], index):
+            if p.grad is None or p.numel() == 0:
+                continue
+            s, k = self._stepped_state(p, method, group)
+            if leader is not None and leader["step"] > k:
+                k = self._join(s, leader, method)
+            z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
+            kernel = method.kernel if kernels_run_on(p) else None
+            if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
+                kernel = None
+            is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
+            alone = j if group["foreach"] is False else None
+            past = tuple([float(s[name]) for name in method.memory])
+            key = k, past, p.dtype, p.device, is_sharded, kernel, alone
+            bucket = buckets.get(key)
+            if bucket is None:
+                bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
+            bucket.append(p, s, j, z0)
+        return list(buckets.values())
 
     def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> tuple[State, int]:
         """The state and the step count of a parameter that is about to be stepped."""
@@ -196,6 +233,12 @@ class SODA(StatefulOptimizer):
             seed=group["seed"], is_sharded=is_sharded, kernel=kernel,
         )  # fmt: skip
 
+    def _renew(self, b: Bucket, group: dict[str, Any]) -> None:
+        """Set the coefficients of the next step."""
+        b.k, b.lr = b.k + 1, float(group["lr"])
+        b.memory = b.method.advance(b.memory, b.k, b.lr)
+        b.c = b.method.coefs(b.k, b.lr, b.memory)
+
     def _advance(self, bucket: Bucket) -> None:
         """Count the step, and keep the memory of the coefficients."""
         # with a number, or without alpha, this call takes four times as long
@@ -220,6 +263,10 @@ class SODA(StatefulOptimizer):
                     z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
                     found[p] = Pull(lam, z0)
         return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._kept = {}
+        super().__setstate__(state)
 
     # -- groups -------------------------------------------------------------------------------
 

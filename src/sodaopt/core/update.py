@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Bucket(Context):
     z0: where the initial weights are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
     kernel: the geometry's kernel, if it can read all tensors.
+    pointers: see `fused.pointers`, which stays the same from step to step.
     """
 
     method: Method
@@ -37,6 +38,7 @@ class Bucket(Context):
     seed: int
     is_sharded: bool
     kernel: str | None
+    pointers: list[Any] = field(default_factory=list)
 
     def append(self, p: Tensor, state: State, index: int, z0: Source | None) -> None:
         self.params.append(p)

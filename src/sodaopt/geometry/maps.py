@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -51,7 +52,7 @@ class Geometry:
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     elementwise: each entry of u needs the same entry of its inputs only, so a shard is enough.
     kernel: name of the fused kernel that computes the map: "diagonal", "sign" or "identity" (one
-    pass over memory), "polar" (one pass after the polar factors), or None for plain operations.
+    pass over memory), "polar" (passes before and after the products), or None for plain operations.
     """
 
     homogeneous: ClassVar[bool] = True
@@ -94,6 +95,11 @@ def _check_memoryless(name: str, c: Coef) -> None:
         raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
 
 
+@lru_cache(maxsize=1024)
+def _width(norm: Norm, shape: torch.Size) -> float:
+    return norm.width(shape)
+
+
 @dataclass(frozen=True)
 class _NormMap(Geometry):
     norm: Norm
@@ -119,7 +125,7 @@ class _NormMap(Geometry):
     def widths(self, context: Context) -> list[Number]:
         """rho times the norm's width factor, for each parameter."""
         rho = schedules.value(self.radius, context.k, context.lr)
-        widths = {shape: rho * self.norm.width(shape) for shape in set(context.shapes)}
+        widths = {shape: rho * _width(self.norm, shape) for shape in set(context.shapes)}
         return [widths[shape] for shape in context.shapes]
 
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sodaopt.geometry.polar import KELLER, Polar, raw
+from sodaopt.geometry.polar import KELLER, Newton, Polar
 from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
 
@@ -32,15 +32,18 @@ class Norm:
     layer: dual(d) and norm(x) have one entry a matrix.
 
     elementwise: each entry of the lmo depends on the same entry of its argument only.
-    ball_kernel, sharp_kernel: the name of the fused kernel for Ball and for Sharp of this norm (see
-    `Geometry.kernel`), or None.
+    sharp_kernel: the name of the fused kernel for Sharp of this norm (see `Geometry.kernel`).
     """
 
     scale: Scale = dense
     view: View = matrix
     elementwise: ClassVar[bool] = False
-    ball_kernel: ClassVar[str | None] = None
     sharp_kernel: ClassVar[str | None] = None
+
+    @property
+    def ball_kernel(self) -> str | None:
+        """The name of the fused kernel for Ball of this norm (see `Geometry.kernel`)."""
+        return None
 
     def __post_init__(self) -> None:
         for name in ("scale", "view"):
@@ -117,7 +120,10 @@ class Sign(Norm):
 
     view: View = elements
     elementwise: ClassVar[bool] = True
-    ball_kernel: ClassVar[str | None] = "sign"
+
+    @property
+    def ball_kernel(self) -> str | None:
+        return "sign"
 
     def factor(self, o: int, i: int) -> float:
         return 1 / i
@@ -141,7 +147,10 @@ class Spectral(Norm):
     """The largest singular value, with lmo = -U V^T by the polar backend."""
 
     polar: Polar = KELLER
-    ball_kernel: ClassVar[str | None] = "polar"
+
+    @property
+    def ball_kernel(self) -> str | None:
+        return "polar" if isinstance(self.polar, Newton) else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,10 +166,6 @@ class Spectral(Norm):
     def size(self, X: Tensor) -> Tensor:
         s: Tensor = torch.linalg.matrix_norm(X, ord=2)
         return s
-
-    def polar_factors(self, ds: list[Tensor]) -> list[Tensor]:
-        """-lmo of each d before scaling, in the polar backend's own dtype, contiguous."""
-        return [u.contiguous() for u in self.batched(lambda X: raw(self.polar, X), ds)]
 
     @torch.no_grad()
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -25,6 +25,15 @@ __all__ = [
 Shape: TypeAlias = Sequence[int]
 
 
+class Stored(NamedTuple):
+    """Matrices in memory: the index of each one's first element, and the distance of two rows."""
+
+    starts: Sequence[int]
+    rows: int
+    columns: int
+    pitch: int
+
+
 class Frame(NamedTuple):
     """n matrices of o rows and i columns, each entry `taps` kernel positions wide.
 
@@ -48,6 +57,11 @@ class Frame(NamedTuple):
     def unfold(self, X: Tensor, shape: Shape) -> Tensor:
         """Return a batch (n, o, i * taps) in the parameter's own shape."""
         return (X.mT if self.flipped else X).reshape(tuple(shape))
+
+    def stored(self, shape: Shape) -> Stored:
+        """Where the matrices lie in the memory of a contiguous parameter."""
+        rows, columns = (self.i, self.o) if self.flipped else (self.o, self.i * self.taps)
+        return Stored(range(0, self.n * rows * columns, rows * columns), rows, columns, columns)
 
 
 View: TypeAlias = Callable[[Shape], Frame]
@@ -109,6 +123,12 @@ class _Columns(Frame):
         stack = shape[0] if len(shape) == 3 else 1
         blocks = X.reshape(stack, self.n // stack, self.o, self.i)
         return blocks.permute(0, 3, 1, 2).reshape(tuple(shape))
+
+    def stored(self, shape: Shape) -> Stored:
+        stack = shape[0] if len(shape) == 3 else 1
+        pitch = self.n // stack * self.o
+        starts = [s * self.i * pitch + b for s in range(stack) for b in range(0, pitch, self.o)]
+        return Stored(starts, self.i, self.o, pitch)
 
 
 @dataclass(frozen=True)

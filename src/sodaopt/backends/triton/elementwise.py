@@ -1,8 +1,4 @@
-"""The five lines of the paper in one pass, for maps that act on each entry.
-
-The same kernel finishes a step whose direction was computed before ("polar"): it then pulls, adds
-and rounds.
-"""
+"""The five lines of the paper in one pass, for maps that act on each entry."""
 
 from __future__ import annotations
 
@@ -66,7 +62,7 @@ def _step(
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
             u = (sign + 0.0 * d) * scale  # 0 d keeps NaN and inf visible
-        else:  # "identity", or "polar" with the direction in g
+        else:  # "identity"
             u = d * scale
         if CENTRE == "origin":
             y = y * (1 - lam)

@@ -30,9 +30,14 @@ def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options
     device = written[0].device
     programs = _on_device(device, _chunks, tuple(n for n, *_ in rows))
     with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
-        columns = _on_device(device, _columns, rows)
+        columns = table(rows, device)
         kernel[(len(programs),)](programs, columns, *args, CHUNK=CHUNK, **options)
     torch.autograd.graph.increment_version(written)
+
+
+def table(rows: Rows, device: torch.device) -> Tensor:
+    """The rows on the device. A table that was used lately is used again."""
+    return _on_device(device, _columns, rows)
 
 
 def address(t: Tensor) -> int:

@@ -1,0 +1,99 @@
+"""Products of batches of matrices, and which of them is fastest for a shape.
+
+`products.json` is written by `python -m benchmarks.products`. Nothing is measured at run time,
+because a resumed run would then not repeat the bits of an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+TABLE = Path(__file__).with_name("products.json")
+
+
+class Symmetric(Protocol):
+    """A B for batches of matrices if it is symmetric, or alpha A B + beta C + diagonal I with C.
+
+    B is symmetric, or the transpose of a contiguous matrix.
+    """
+
+    def __call__(
+        self, A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+        diagonal: float = 0,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """form: "plain" or "gram", see `sodaopt.geometry.polar`."""
+
+    form: str
+    product: Symmetric
+
+
+def dense(
+    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
+    """Both triangles, by torch."""
+    out = torch.bmm(A, B) if C is None else torch.baddbmm(C, A, B, alpha=alpha, beta=beta)
+    if diagonal:
+        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    return out
+
+
+def triangle(
+    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
+    """One triangle and its mirror image, by a Triton kernel."""
+    from sodaopt.backends.triton.symmetric import product
+
+    return product(A, B if B.is_contiguous() else B.mT, C, alpha, beta, diagonal)
+
+
+PRODUCTS: dict[str, Symmetric] = {"dense": dense, "triangle": triangle}
+
+
+def choice(X: Tensor) -> Choice:
+    """The form and the product for normalised matrices (n, short side, long side)."""
+    if not X.is_cuda or X.dtype != torch.float16:  # other dtypes are for accuracy, not for speed
+        return Choice("plain", dense)
+    return chosen(X.shape[-2], X.shape[-1])
+
+
+@cache
+def chosen(short: int, long: int) -> Choice:
+    """The first row of the table whose smallest short side and aspect ratio are reached."""
+    for row in _table():
+        if short >= row["short"] and long >= row["aspect"] * short:
+            return Choice(row["form"], PRODUCTS[row["product"]])
+    return Choice("plain", dense)
+
+
+@cache
+def _table() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(TABLE.read_text())["rows"]
+    return rows
+
+
+@contextmanager
+def full_sums(is_cuda: bool) -> Iterator[None]:
+    """Sum fp16 products in fp32. torch allows cuBLAS to add parts of long sums in fp16."""
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction
+    if not is_cuda or not before:
+        yield
+        return
+    settings.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        settings.allow_fp16_reduced_precision_reduction = before

@@ -1,0 +1,82 @@
+"""alpha A B^T + beta C + diagonal I for batches of fp16 matrices whose result is symmetric.
+
+Only tiles on and below the diagonal are computed. Each is stored twice, as it is and transposed.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
+
+
+@triton.jit
+def _product(
+    A, B, C, out, alpha, beta, diagonal, side, depth,
+    HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # the row of tiles
+    i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
+    i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
+    j = tile - i * (i + 1) // 2
+    n = tl.program_id(1).to(tl.int64)
+    r, c = i * BLOCK + tl.arange(0, BLOCK), j * BLOCK + tl.arange(0, BLOCK)
+    k = tl.arange(0, DEPTH)
+    a_ptr = A + n * side * depth + r[:, None] * depth + k[None, :]
+    b_ptr = B + n * side * depth + c[None, :] * depth + k[:, None]
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for begin in range(0, depth, DEPTH):
+        if EVEN:
+            a, b = tl.load(a_ptr + begin), tl.load(b_ptr + begin)
+        else:
+            inside = begin + k < depth
+            a = tl.load(a_ptr + begin, (r[:, None] < side) & inside[None, :], other=0)
+            b = tl.load(b_ptr + begin, (c[None, :] < side) & inside[:, None], other=0)
+        total = tl.dot(a, b, total)
+    here, there = r[:, None] * side + c[None, :], c[:, None] * side + r[None, :]
+    inside = (r[:, None] < side) & (c[None, :] < side)
+    if HAS_C:
+        C += n * side * side
+        total = total * alpha + beta * tl.load(C + here, inside).to(tl.float32)
+        total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
+    out += n * side * side
+    result = total.to(out.dtype.element_ty)
+    if IS_SQUARE:  # a tile on the diagonal is symmetric
+        tl.store(out + here, result, inside)
+        if i != j:
+            tl.store(out + there, tl.trans(result), tl.trans(inside))
+    else:
+        if i == j:  # it is not quite: one half is used
+            half = inside & (r[:, None] >= c[None, :])
+            tl.store(out + here, result, half)
+            tl.store(out + there, tl.trans(result), tl.trans(half))
+        else:
+            tl.store(out + here, result, inside)
+            tl.store(out + there, tl.trans(result), tl.trans(inside))
+
+
+def product(
+    A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float, diagonal: float
+) -> Tensor:
+    """A B^T, or with C alpha A B^T + beta C + diagonal I.
+
+    A program must not use more than 128 registers a thread, so that two fit on a multiprocessor and
+    one stores while the other multiplies.
+    """
+    n, side, depth = A.shape
+    out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
+    across = -(-side // BLOCK)
+    if n == 0:
+        return out
+    _product[(across * (across + 1) // 2, n)](
+        A, B, A if C is None else C, out, float(alpha), float(beta), float(diagonal), side, depth,
+        HAS_C=C is not None, IS_SQUARE=A.data_ptr() == B.data_ptr(),
+        EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
+        num_stages=STAGES,
+    )  # fmt: skip
+    return out
