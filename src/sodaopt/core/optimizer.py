@@ -16,9 +16,16 @@ from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step
-from sodaopt.core.validation import as_list, check_keys, check_lr, check_parameter
+from sodaopt.core.validation import (
+    as_list,
+    check_comm_dtype,
+    check_keys,
+    check_lr,
+    check_parameter,
+)
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
+from sodaopt.parallel.exchange import Sharing
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -62,7 +69,13 @@ class SODA(StatefulOptimizer):
     maximize: ascend instead of descend.
     seed: selects the rounding bits.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
+    process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
+    share the work of spectral maps. None: every rank computes all. DTensors use their mesh.
+    comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
     """
+
+    process_group: Any = None
+    comm_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -74,7 +87,10 @@ class SODA(StatefulOptimizer):
         maximize: bool = False,
         seed: int = 0,
         anchor: Any = "clone",
+        process_group: Any = None,
+        comm_dtype: torch.dtype | None = None,
     ) -> None:
+        self.process_group, self.comm_dtype = process_group, check_comm_dtype(comm_dtype)
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         if isinstance(params, set):
@@ -124,7 +140,7 @@ class SODA(StatefulOptimizer):
         A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
         device starts while the host prepares the rest.
         """
-        index = 0
+        index, sharing = 0, Sharing(self.process_group, self.comm_dtype)
         for group in self.param_groups:
             buckets: dict[Any, Bucket] = {}
             method, early = self.methods[group["method"]], False
@@ -137,12 +153,14 @@ class SODA(StatefulOptimizer):
                 if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
                     kernel = None
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
+                ranks = None if method.geometry.elementwise else sharing.key(p)
                 alone = j if group["foreach"] is False else None
                 past = tuple([float(s[name]) for name in method.memory])
-                key = k, past, p.dtype, p.device, is_sharded, kernel, alone
+                key = k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
                 bucket = buckets.get(key)
                 if bucket is None:
                     bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
+                    bucket.sharing = None if ranks is None else sharing
                 bucket.append(p, s, j, z0)
                 if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and not early:
                     early = True
@@ -170,7 +188,7 @@ class SODA(StatefulOptimizer):
         return Bucket(
             shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
             memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
-            seed=group["seed"], is_sharded=is_sharded, kernel=kernel,
+            seed=group["seed"], is_sharded=is_sharded, sharing=None, kernel=kernel,
         )  # fmt: skip
 
     def _advance(self, bucket: Bucket) -> None:
