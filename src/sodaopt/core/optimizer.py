@@ -15,6 +15,7 @@ from sodaopt.backends import PLAIN, not_compiled, usable
 from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
+from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.core.validation import (
     as_list,
@@ -74,8 +75,8 @@ class SODA(StatefulOptimizer):
     comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
     """
 
-    process_group: Any = None
-    comm_dtype: torch.dtype | None = None
+    sharing = Sharing()  # process groups cannot be copied or pickled: a copy computes alone
+    has_agreed = False
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class SODA(StatefulOptimizer):
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:
-        self.process_group, self.comm_dtype = process_group, check_comm_dtype(comm_dtype)
+        self.sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         if isinstance(params, set):
@@ -127,7 +128,7 @@ class SODA(StatefulOptimizer):
 
     @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
-        for bucket in self._buckets():
+        for bucket in agreed(self, self._buckets):
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
             with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
@@ -140,7 +141,8 @@ class SODA(StatefulOptimizer):
         A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
         device starts while the host prepares the rest.
         """
-        index, sharing = 0, Sharing(self.process_group, self.comm_dtype)
+        index, sharing = 0, self.sharing
+        sharing.loads.clear()
         for group in self.param_groups:
             buckets: dict[Any, Bucket] = {}
             method, early = self.methods[group["method"]], False
