@@ -3,7 +3,7 @@
 Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a number
 that is computed from the settings of the groups, the order and the shapes of their parameters, and
 the step of each parameter that has a gradient. That is one all-reduce of 16 bytes on the host, over
-gloo, which does not wait for the device. If the numbers differ, or if a rank failed to prepare its
+gloo (for each dimension of the mesh), which does not wait for the device. If the numbers differ, or if a rank failed to prepare its
 step, the ranks exchange descriptions, and every rank raises the first difference.
 
 On more than `MANY` ranks, only the first step is checked, because the latency of gloo's ring grows
@@ -13,6 +13,7 @@ with the number of ranks. Ranks that disagree later stop at the time-out of thei
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -42,19 +43,23 @@ def agree(
     """
     import torch.distributed as dist
 
-    group = _host_group(ranks, dist.group.WORLD)
-    if dist.get_world_size(group) > MANY and not first:
+    groups = _host_groups(ranks, dist.group.WORLD)
+    if math.prod(map(dist.get_world_size, groups)) > MANY and not first:
         return
     text = repr((summary, failure))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     both = torch.tensor([number, -number])
+    found: list[Any] = []
     try:
-        dist.all_reduce(both, dist.ReduceOp.MIN, group)
+        for group in groups:
+            dist.all_reduce(both, dist.ReduceOp.MIN, group)
         if both[0] == -both[1]:
             return
-        found: list[Any] = [None] * dist.get_world_size(group)
-        mine = dist.get_rank(), None if failure is None else str(failure), describe()
-        dist.all_gather_object(found, mine, group)
+        found = [(dist.get_rank(), None if failure is None else str(failure), describe())]
+        for group in groups:
+            theirs: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(theirs, found, group)
+            found = [entry for entries in theirs for entry in entries]
     except RuntimeError as e:
         raise RuntimeError(
             "some ranks did not call step() within the time-out of the process group: they "
@@ -79,15 +84,20 @@ def _difference(found: list[tuple[int, str | None, list[str]]]) -> str:
 
 
 @lru_cache(maxsize=16)
-def _host_group(ranks: Any, world: Any) -> Any:
-    """The group for messages on the host: the ranks' own group if it has gloo, else a new one."""
+def _host_groups(ranks: Any, world: Any) -> list[Any]:
+    """The groups for messages on the host: one for each dimension of a mesh, or one.
+
+    A new group needs only its members, if all of them are in the same number of groups.
+    """
     import torch.distributed as dist
 
-    if hasattr(ranks, "get_coordinate"):  # a mesh
-        numbers = sorted(ranks.mesh.flatten().tolist())
-        own = ranks.get_group() if ranks.ndim == 1 else None
-    else:
-        numbers, own = dist.get_process_group_ranks(ranks), ranks
-    if own is not None and "gloo" in dist.get_backend(own):
-        return own
-    return dist.new_group(numbers, backend="gloo", use_local_synchronization=True)
+    is_mesh = hasattr(ranks, "get_all_groups")
+    groups = ranks.get_all_groups() if is_mesh else [ranks]
+    return [
+        group
+        if "cpu:gloo" in dist.get_backend_config(group)
+        else dist.new_group(
+            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
+        )
+        for group in groups
+    ]

@@ -277,4 +277,7 @@ def _group(mesh: Any, dims: list[int]) -> Any:
         raise ValueError(f"the ranks of the mesh are not in order ({ranks}): sort them")
     if len(dims) == 1:
         return mesh.get_group(dims[0])
+    if ranks == list(range(dist.get_world_size())):
+        return dist.group.WORLD
+    # torch names the group by the number of groups that a rank is in: it must be the same
     return dist.new_group(ranks, use_local_synchronization=True)
