@@ -2,9 +2,10 @@
 
 Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a number
 that is computed from the settings of the groups, the order and the shapes of their parameters, and
-the step of each parameter that has a gradient. That is one all-reduce of 16 bytes on the host, over
-gloo (for each dimension of the mesh), which does not wait for the device. If the numbers differ, or if a rank failed to prepare its
-step, the ranks exchange descriptions, and every rank raises the first difference.
+the step of each parameter that has a gradient. That is an all-reduce of 16 bytes over gloo for each
+dimension of the mesh. It is on the host, and does not wait for the device. If the numbers differ,
+or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank raises the
+first difference.
 
 On more than `MANY` ranks, only the first step is checked, because the latency of gloo's ring grows
 with the number of ranks. Ranks that disagree later stop at the time-out of their process group.
