@@ -12,7 +12,7 @@ ARGS ?=
 # `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
 CHECKED := $(wildcard tests/test_*.py) \
   $(addprefix tests/,core geometry wrappers anchors layers backends theory) \
-  $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py test_study.py)
+  $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py)
 
 PY := .venv/bin/python
 STAMP := .venv/ok
@@ -20,7 +20,7 @@ STAMP := .venv/ok
 .PHONY: help setup demo check test portable lint format types parity layers bases results clean
 
 help:
-	@echo 'make demo     train four optimizers on a small GPT and compare them'
+	@echo 'make demo     AdamW with three weight decays, and SODA(AdamW) without one'
 	@echo 'make check    a subset of the tests for the daily loop, in under a minute'
 	@echo 'make test     run all tests'
 	@echo 'make portable the tests that compare numbers, as on other CPUs'
@@ -60,7 +60,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(PY) -m sodaopt.cli compare muon 'soda(muon)' soda_dagger adamw --device cpu --out runs/demo
+	@$(PY) -m sodaopt.cli sweep adamw 'soda(adamw)' --over wd=0,1,4 --seeds 0-4 --device cpu --out runs/demo
 
 test: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(ARGS)

@@ -131,8 +131,6 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "polar by name": (lambda: zoo.muon(polar="exact"), TypeError, "such as polar.EXACT"),
     "base by name": (lambda: zoo.schedule_free("adam"), TypeError, r"such as zoo.adam\(\)"),
     "beta of schedule_free": (lambda: zoo.schedule_free(beta=1.5), ValueError, "beta must be in"),
-    "decayed clip": (
-        lambda: zoo.decayed(Method(Clip(Sign())), 0.1), ValueError, "has no decayed form"),
     "decayed average": (
         lambda: zoo.decayed(zoo.schedule_free(), 0.1), ValueError, "without decay or averaging"),
     "lr and lr_factor": (

@@ -1,4 +1,4 @@
-"""The README's Python runs, block after block, as one script."""
+"""The Python of the README and of docs/choose.md runs, block after block, as one script each."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+CHOOSE = README.parent / "docs" / "choose.md"
 
 
-def test_all_blocks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(BLOCKS) >= 4
-    exec(compile("\n".join(BLOCKS), str(README), "exec"), {"__name__": "readme"})
-    assert "loss" in capsys.readouterr().out
+@pytest.mark.parametrize(("page", "count"), [(README, 4), (CHOOSE, 1)])
+def test_all_blocks(page: Path, count: int) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= count
+    names: dict[str, object] = {"__name__": "page"}
+    exec(compile("\n".join(blocks), str(page), "exec"), names)
+    assert "opt" in names
 
 
 def test_links() -> None:

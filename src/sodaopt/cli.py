@@ -30,8 +30,8 @@ class Command:
 
 COMMANDS = {
     "train": Command("sodaopt.lab.commands", "Train", "train a small GPT"),
-    "compare": Command("sodaopt.lab.commands", "Compare", "compare several optimizers"),
-    "sweep": Command("sodaopt.lab.commands", "Sweep", "train a grid of settings"),
+    "compare": Command("sodaopt.lab.many", "Compare", "compare several optimizers"),
+    "sweep": Command("sodaopt.lab.many", "Sweep", "train a grid of settings"),
     "reproduce": Command(
         "sodaopt.lab.reproduce", "Reproduce", "run the paper's figures and tables"
     ),
@@ -40,6 +40,10 @@ COMMANDS = {
     "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or inspect data"),
     "theory": Command("sodaopt.theory.command", "Theory", "check and plot the convex theory"),
 }
+
+
+UNIX = ("fcntl", "resource")
+"""Modules of Python that Windows does not have."""
 
 
 def usage() -> str:
@@ -69,7 +73,7 @@ def _main(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0 if args else 2
-    if args[0] == "--version":
+    if args[0] in ("-V", "--version"):
         print(import_module("sodaopt").__version__)
         return 0
     if args[0] not in COMMANDS:
@@ -87,6 +91,9 @@ def _call(name: str, args: list[str]) -> int:
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("sodaopt"):  # a bug here, not a missing package
             raise
+        if e.name in UNIX:
+            return _fail(f"sodaopt {name} needs Linux or macOS ({e.name}): on Windows, use WSL. "
+                         "The optimizers themselves run on Windows too")  # fmt: skip
         return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
     except BrokenPipeError:
         raise

@@ -9,9 +9,7 @@ device, where nothing is allocated. After the first step the tensors of the stat
 from __future__ import annotations
 
 import copy
-import time
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,7 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors
 from sodaopt._errors import times
-from sodaopt.anchors import distributions, init
+from sodaopt.anchors import init
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.table import size
 from sodaopt.parallel import sharded
@@ -92,7 +90,11 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
                 tuple(p.shape),
                 sharded.local(p).nbytes,
                 sharded.local(p).nbytes if p.requires_grad else 0,
-                {str(k): sharded.local(t).nbytes for k, t in state.items() if _is_tensor(t)},
+                {
+                    str(k): sharded.local(t).nbytes
+                    for k, t in state.items()
+                    if isinstance(t, Tensor)
+                },
             )
         )
     return Memory(tuple(rows), not stepped, tuple(_notes(model, optimizer, rows)))
@@ -115,48 +117,7 @@ def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]
     ]
     if anchor.rounds_weights:
         notes.append("the weights are rounded to bf16 once, at the first step")
-    if isinstance(anchor, anchors.Regenerated):
-        notes += _speed(anchor.seeds, [params[r.name] for r in pulled])
     return notes
-
-
-def _speed(seeds: init.Seeds, params: list[Tensor]) -> list[str]:
-    """The time to make all of z0, estimated from one slice of each kind of initialisation."""
-    kinds: dict[str, list[Tensor]] = {}
-    for p in params:
-        spec = seeds.of(p)
-        if spec is not None and not p.is_meta:
-            kinds.setdefault(spec.init.kind, []).append(sharded.local(p))
-    each = {k: _seconds(k, max(ps, key=Tensor.numel), ps) for k, ps in kinds.items()}
-    if not each:
-        return []
-    notes = [f"z0 is made again at each step: about {sum(each.values()):.2g} s here"]
-    slow = {k: s for k, s in each.items() if k in ("normal", "truncated") and s > 1e-3}
-    if slow:
-        cheap = sum(_seconds("between", max(kinds[k], key=Tensor.numel), kinds[k]) for k in slow)
-        notes.append(
-            f"of these, {' and '.join(slow)} weights take {sum(slow.values()):.2g} s; uniform or "
-            f"sign ones would take {cheap:.2g} s"
-        )
-    return notes
-
-
-def _seconds(kind: str, largest: Tensor, params: list[Tensor]) -> float:
-    """The time to make the params from a seed, measured on a slice of the largest one."""
-    step = distributions.SLICES.get(largest.device.type, distributions.SLICES["cpu"])
-    x = torch.zeros(max(1, min(step, largest.numel())), device=largest.device)
-    spec = init.Spec("", init.Init(kind, 0.0, 1.0), 0, tuple(x.shape))
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        anchors.pull_([x], [distributions.Seeded(spec, x)], 0.5)
-        x[:1].item()  # waits for the device
-        times.append(time.perf_counter() - start)
-    return min(times) / x.numel() * sum(q.numel() for q in params)
-
-
-def _is_tensor(t: Any) -> bool:
-    return isinstance(t, Tensor)
 
 
 def _stepped(optimizer: Optimizer) -> bool:

@@ -14,11 +14,11 @@ from typing import Any, ParamSpec, TypeAlias
 from sodaopt import schedules
 from sodaopt._errors import unknown
 from sodaopt.core.method import ROWS, Method
-from sodaopt.geometry.maps import Ball, Clip, Diagonal, Geometry, Kronecker, MultiNorm, Sharp
+from sodaopt.geometry.maps import Ball, Diagonal, Geometry, Kronecker, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
 from sodaopt.geometry.scales import Scale, original, unit
-from sodaopt.schedules import debias, first, times, uniform
+from sodaopt.schedules import Coef, debias, first, times, uniform
 
 P = ParamSpec("P")
 Betas: TypeAlias = tuple[float, float]
@@ -38,45 +38,35 @@ def row(f: Callable[P, Method]) -> Callable[P, Method]:
     return named
 
 
-def soda(method: Method) -> Method:
-    """Return the anchored form of a method: z = z0 + (k+2) u and lam = 1/(k+2), so
+def soda(method: Method, decay: Coef = uniform) -> Method:
+    """Return the anchored form of a method, with u the method's own step:
 
         y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
 
-    with u the method's own step. SODAWrapper around the method does the same.
+    SODAWrapper around the method does the same.
+
+    decay: strength of the pull in place of 1/(k+2), such as schedules.coupled(uniform),
+    schedules.fade(uniform, 900, 1000) or schedules.after(uniform, 100).
     """
-    _check_plain(method, "soda")
-    geometry, gamma = method.geometry, times(schedules.grow, method.gamma)
-    if isinstance(geometry, Clip):  # it is not homogeneous, so the radius grows instead of gamma
-        geometry = replace(geometry, radius=times(geometry.radius, schedules.grow))
-        gamma = times(uniform, method.gamma)
-    name = f"soda({method.name})"
-    return replace(method, geometry=geometry, lam=uniform, gamma=gamma, centre="init", name=name)
+    name = f"soda({_check_plain(method, 'soda').name})"
+    return replace(method, lam=decay, centre="init", full_step=True, name=name)
 
 
 def decayed(method: Method, weight_decay: float) -> Method:
-    """Add decoupled weight decay to a method: y <- (1 - lr wd) y + u.
-
-    In the template the centre is the origin, lam = lr wd, and gamma is the method's own over lr wd.
-    """
+    """Add decoupled weight decay to a method: y <- (1 - lr wd) y + u."""
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
     if weight_decay == 0:
         return method
-    if not _check_plain(method, "decayed").geometry.homogeneous:
-        raise ValueError(
-            f"{method.name} clips, and a clipped step has no decayed form. Use soda()."
-        )
     lam = times(weight_decay, schedules.lr)
-    gamma = schedules.at_lr(method.gamma, 1 / weight_decay)  # every gamma is proportional to lr
-    return replace(method, centre="origin", lam=lam, gamma=gamma)
+    return replace(_check_plain(method, "decayed"), lam=lam, centre="origin", full_step=True)
 
 
 def _check_plain(method: Method, who: str) -> Method:
     """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
     if not isinstance(method, Method):
         raise TypeError(f"{who} takes a Method such as zoo.adam(), got {method!r}")
-    if method.centre != "last" or method.lam != 1:
+    if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
             f"centre {method.centre!r}. Pass weight_decay=0, or use uscion for scion."
@@ -260,12 +250,14 @@ def uscion(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.1) -> M
 
 
 @row
-def soda_dagger(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.05) -> Method:
+def soda_dagger(
+    norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.05, decay: Coef = uniform
+) -> Method:
     """y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + lr rho lmo(m_bar), m_bar = (1-alpha) m + alpha g,
 
     m <- (1-alpha) m + alpha g, which starts at the first gradient. The paper's own optimizer.
     """
-    return soda(replace(uscion(norm, radius), alpha=first(alpha), alpha_bar=alpha))
+    return soda(replace(uscion(norm, radius), alpha=first(alpha), alpha_bar=alpha), decay)
 
 
 @row

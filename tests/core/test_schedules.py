@@ -17,7 +17,6 @@ from sodaopt.schedules import (
     Schedule,
     accelerated,
     after,
-    at_lr,
     coupled,
     debias,
     fade,
@@ -78,7 +77,6 @@ TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr =
     (times(uniform, lr), (0.05, 0.4 / 3, 0.05)),
     (times(2, 3.0), (6, 6, 6)),
     (over(lr, mean), (0.1, 0.8, 0.6)),
-    (at_lr(times(grow, lr), 7.0), (14, 21, 28)),
     (first(0.25), (1, 0.25, 0.25)),
     (first(uniform), (1, 1 / 3, 1 / 4)),
     (after(uniform, 1), (0, 1 / 3, 1 / 4)),
@@ -281,9 +279,16 @@ class TestCoupled:
         assert run(c, LR, number) == pytest.approx([1, 16 / 17, 8 / 33])
 
 
+class Halved(lr_weighted):
+    """It remembers half the largest lr under the name of the largest lr."""
+
+    def advance(self, past, k, lr):
+        return super().advance(past, k, lr / 2)
+
+
 def test_coupled_refuses_another_largest_lr() -> None:
     with pytest.raises(ValueError, match="lr_max"):
-        coupled(at_lr(lr_weighted(), 0.3))
+        coupled(Halved())
 
 
 @pytest.mark.parametrize("b", [0.0, 0.5, 0.9, 0.999])
@@ -363,13 +368,6 @@ def test_memory_goes_through(c, wrapper, number) -> None:
     assert run(wrap(c), LR, number) == pytest.approx(
         [expected(v, k) for k, v in enumerate(run(c, LR))]
     )
-
-
-@pytest.mark.parametrize("c", REMEMBERING, ids=label)
-def test_at_lr_remembers_its_own_lr(c) -> None:
-    """Whatever the optimizer's lr is, in the value and in the memory."""
-    assert schedules.start(at_lr(c, 0.3)) == schedules.start(c)
-    assert run(at_lr(c, 0.3), LR) == pytest.approx(run(c, (0.3,) * 3))
 
 
 def test_the_same_memory_is_shared() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 
 import sodaopt
-from sodaopt import SODA, Method, zoo
+from sodaopt import SODA, Method, SODAWrapper, zoo
+from sodaopt.core.reference import iterates
 from sodaopt.geometry import Ball, Clip, Sign, unit
-from sodaopt.schedules import grow, uniform
+from sodaopt.schedules import Coef, after, coupled, fade, grow, times, uniform
 from tests.support.tables import METHODS, ROWS, SODAS, backward, network
 
 # the public rows, as users were promised them
@@ -59,16 +62,49 @@ def test_is_documented_and_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", SODAS)
 def test_anchored_form(name: str) -> None:
-    method = SODAS[name]
-    assert method.centre == "init"
-    assert method.lam is uniform
-    if not isinstance(method.geometry, Clip):
-        base = ROWS[name[5:-1]]
-        k, lr = 7, 0.3
-        past = base.advance(base.memory, k, lr)
-        assert method.coefs(k, lr, past).gamma == pytest.approx(9 * base.coefs(k, lr, past).gamma)
+    """It is the paper's: the template with z = z0 + (k+2) u and lam = 1/(k+2)."""
+    method, base = SODAS[name], ROWS[name[5:-1]]
+    paper = replace(base, lam=uniform, gamma=times(grow, base.gamma), centre="init")
+    x0 = torch.randn(4, 3, dtype=torch.float64)
+    ours, theirs = (iterates(m, x0, lambda y: y + x0.sin(), 0.01) for m in (method, paper))
+    for a, b in islice(zip(ours, theirs, strict=True), 8):
+        torch.testing.assert_close(a.y, b.y, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="without decay or averaging"):
         zoo.soda(method)
+
+
+DECAYS = {
+    "coupled": coupled(uniform),
+    "fade": fade(uniform, 3, 8),
+    "after": after(uniform, 4),
+    "constant": 0.1,
+    "none": 0.0,
+}
+
+
+@pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS)
+@pytest.mark.parametrize("name", SODAS)
+def test_a_decay_changes_the_pull_alone(name: str, decay: Coef) -> None:
+    """Also at lr = 0, where the coupled pull ends, and if lam is replaced later."""
+    base = ROWS[name[5:-1]]
+    rows = (zoo.soda(base, decay), replace(zoo.soda(base), lam=decay))
+    weights = [network() for _ in range(3)]
+    wrapped = SODAWrapper(SODA(weights[2], 0.01, base), decay=decay)
+    opts = [*(SODA(w, 0.01, row) for w, row in zip(weights, rows, strict=False)), wrapped]
+    for k in range(10):
+        for opt, w in zip(opts, weights, strict=True):
+            opt.param_groups[0]["lr"] = 0.01 * (1 - k / 9)
+            backward(w)
+            opt.step()
+    for a, b, c in zip(*weights, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-9, atol=1e-9)
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("slots", [{"centre": "last"}, {"centre": "init", "lam_bar": 0.5}])
+def test_a_full_step_needs_a_centre_and_no_extrapolation(slots: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="full_step needs the centre"):
+        Method(Ball(Sign(unit)), lam=0.1, full_step=True, **slots)
 
 
 def test_weight_decay_zero_is_centre_last() -> None:
@@ -105,8 +141,8 @@ def test_a_newcomers_row_in_one_line() -> None:
         del zoo.ROWS["signum_clip"]
 
 
-def test_clip_is_anchored_by_a_growing_ball() -> None:
-    """z0 + (k+2) u(lr), with u the clipped step itself and not a clip of the enlarged step."""
+def test_clip_is_anchored_with_its_own_step() -> None:
+    """u is the clipped step itself and not a clip of the enlarged step."""
     base = replace(zoo.signum(0.5), geometry=Clip(Sign(unit), 0.2))
     w = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
     x, m = w.detach().clone(), torch.zeros_like(w)
@@ -119,7 +155,6 @@ def test_clip_is_anchored_by_a_growing_ball() -> None:
         x = x + (z0 - x) / (k + 2) + u
         opt.step()
         torch.testing.assert_close(w.detach(), x, rtol=1e-12, atol=1e-12)
-    assert grow(3, 0) == 5
 
 
 def test_unknown_rows_suggest_the_nearest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import shlex
@@ -24,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.search(r"```sh\n(.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.DOTALL)
 COMMANDS = BLOCK[1].splitlines() if BLOCK else []
 TINY = ["--steps", "2", "--eval-tokens", "256", "--depth", "1"]
-SHORT = {"train": TINY, "sweep": TINY, "compare": [*TINY, "--seeds", "1"]}
+SHORT = {"train": TINY, "sweep": [*TINY, "--seeds", "0"], "compare": [*TINY, "--seeds", "0"]}
 
 
 def test_quickstart(lab: Path) -> None:
@@ -46,7 +47,21 @@ def test_performance_is_up_to_date() -> None:
 
 
 def test_results_are_up_to_date() -> None:
-    assert results_doc.PAGE.read_text() == results_doc.text(), "run: make results"
+    assert results_doc.PAGE.read_text() == results_doc.results_page(), "run: make results"
+    choose = results_doc.CHOOSE.read_text()
+    assert choose == results_doc.choose_page(choose), "run: make results"
+    table = html.escape(results_doc.claims(results_doc.measured()), quote=False)
+    assert table in results_doc.FIGURE.read_text(), "run: make results"
+
+
+def test_every_claim_has_a_verdict() -> None:
+    studies = results_doc.measured()
+    names = [claim.name for claim in results_doc.CLAIMS]
+    assert len(set(names)) == len(names)
+    for claim in results_doc.CLAIMS:
+        d = results_doc.compared(claim, studies)
+        assert d["low"] < d["mean"] < d["high"]
+        assert results_doc.verdict(d) in ("**holds**", "does not hold", "undecided")
 
 
 @pytest.mark.parametrize("name", ["nano", "small", "proxy"])

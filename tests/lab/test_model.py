@@ -266,7 +266,8 @@ class Moved:
 
     def __init__(self, average: str, pull: str, base: str, hidden: bool, p: Tensor) -> None:
         self.average, self.base, self.dagger = average, base, base == "soda_dagger"
-        self.pulled = self.dagger or pull == "soda_all" or (pull == "soda" and hidden)
+        roles = {"soda": (True,), "soda_all": (True, False), "soda_tied": (False,)}
+        self.pulled = self.dagger or hidden in roles.get(pull, ())
         self.update, self.memory = BASES[base][0 if hidden else 1], {}
         self.at = self.out = self.z = self.z0 = p
         self.weight = 0.0
@@ -303,6 +304,7 @@ def rate(k: int, warmup: int) -> float:
 
 NAMES = ["adamw", "muon", "uscion", "scion", "soda_dagger", "soda(adamw)", "soda(muon)",
          "soda(uscion)", "soda(lion)", "soda_all(muon)", "soda_all(uscion)", "lion",
+         "soda_tied(adamw)",
          "schedule_free(adamw)", "schedule_free(muon)", "gpa(adamw)", "gpa(muon)",
          "lookahead(muon)", "lookahead(scion)", "gpa(soda_dagger)", "lookahead(soda(muon))",
          "schedule_free(soda_all(uscion))", "gpa(soda(adamw))", "snoo(muon)"]  # fmt: skip

@@ -57,6 +57,26 @@ def test_every_kind_of_file(kind, packed, tmp_path):
     assert 0.02 < data.val_tokens / (data.train_tokens + data.val_tokens) <= 0.1
 
 
+def test_another_field_of_json_lines(tmp_path):
+    path, out = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(content("jsonl", DOCUMENTS).replace(b'"text"', b'"body"'))
+    asked = "prepare", path, "--vocab", 300, "--val-fraction", 0.1, "--out", out
+    assert call(*asked, "--field", "body") == 0
+    assert sorted(documents_of(open_data(str(out)))) == sorted(DOCUMENTS)
+    with pytest.raises(DataError, match='a JSON object with a field "text"'):
+        list(texts.documents(path))
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"body": DOCUMENTS, "id": [*DOCUMENTS]}), path)
+    assert list(texts.documents(path, field="body")) == DOCUMENTS
+    with pytest.raises(DataError, match="no column 'text': name one of body, id with --field"):
+        list(texts.documents(path))
+
+
 @pytest.mark.parametrize("tokenizer", ["gpt2", str(SMALL), None], ids=["gpt2", "file", "trained"])
 def test_every_tokenizer(tokenizer, tmp_path, capsys):
     parts = [DOCUMENTS[:30], DOCUMENTS[30:]]

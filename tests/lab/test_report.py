@@ -8,15 +8,23 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sodaopt.lab import stats
+from sodaopt.lab.comparison import comparisons
 from sodaopt.lab.records import DIVERGED, FILE, find
+from sodaopt.lab.variants import group_by_variant
 from tests.support.lab_runs import NASTY, comparison, fake
 
 Console = pytest.importorskip("rich.console").Console
 pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
-from sodaopt.lab.report import charts, comparison_table, figures, text, write_report  # noqa: E402
+from sodaopt.lab.report import (  # noqa: E402
+    charts,
+    comparison_table,
+    figures,
+    sentences,
+    text,
+    write_report,
+)
 from sodaopt.lab.report.command import Report  # noqa: E402
 
 
@@ -52,10 +60,14 @@ def page(folder, title="A title"):
     return Page(out.read_text(encoding="utf-8"))
 
 
-def shown(runs, width=100):
+def shown(runs, width=100, primary=()):
     console = Console(file=io.StringIO(), width=width)
-    console.print(comparison_table(runs))
+    console.print(comparison_table(runs, width, primary))
     return console.file.getvalue()
+
+
+def compared(folder, primary=()):
+    return comparisons(group_by_variant(find([folder])), primary)
 
 
 # -- the page -------------------------------------------------------------------------------------
@@ -69,7 +81,7 @@ def test_a_comparison_is_one_small_page_that_needs_no_network(tmp_path):
     links = [value for _, name, value in found.attributes if name in ("src", "href")]
     assert links == ["data:,"]
     said = " ".join(found.text)
-    for words in ("soda(muon)", "3.56", "± 0.00", "***", "sea, muon", "2.13.0", "01234567"):
+    for words in ("soda(muon)", "3.56", "± 0.00", "−0.01", "sea, muon", "2.13.0", "01234567"):
         assert words in said, words
     assert [curve["label"] for curve in found.data["val"]] == ["muon", "soda(muon)", "adamw"]
     curve = found.data["val"][0]
@@ -126,8 +138,8 @@ def test_diverged_runs_are_shown(tmp_path):
     fake(tmp_path, "adamw", 0, status=DIVERGED)
     found = page(tmp_path)
     said = " ".join(found.text)
-    assert "1 finished, 1 diverged" in said
-    assert "2 of 3 runs diverged and are not part of a mean." in said
+    assert "1 of 2 diverged" in said
+    assert "2 of 3 runs diverged. A row with a diverged seed ranks after all" in said
     names = [curve["label"] for curve in found.data["val"]]
     assert names == ["muon", "muon, seed 1 diverged", "adamw"]
     assert all(y is not None for curve in found.data["val"] for y in curve["loss"])
@@ -143,7 +155,7 @@ def test_notes_of_runs_are_shown(tmp_path):
     note = '{"kind": "note", "step": 5, "text": "step 5: it could not be saved"}\n'
     head, rest = (run.folder / FILE).read_text().split("\n", 1)
     (run.folder / FILE).write_text(f"{head}\n{note}{note}{rest}")
-    said = text.notes(stats.group_by_variant(find([tmp_path])))[-2:]
+    said = sentences.notes(compared(tmp_path))[-2:]
     assert said == [
         "1 of 3 runs read training data more than once, up to 2.25 times.",
         "1 of 3 runs left a note, for example adamw wd=2.25, seed 7: step 5: it could not be saved",
@@ -154,7 +166,7 @@ def test_one_run(tmp_path):
     fake(tmp_path, final=3.5)
     said = " ".join(page(tmp_path).text)
     assert "reaches a validation loss of 3.5000 (one seed)." in said
-    assert "p value" not in said
+    assert "Differences" not in said
 
 
 def test_forty_runs(tmp_path):
@@ -190,7 +202,7 @@ def test_the_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_long_curves_keep_their_ends(tmp_path):
-    (variant,) = stats.group_by_variant([fake(tmp_path, steps=40_000, every=16)])
+    (variant,) = group_by_variant([fake(tmp_path, steps=40_000, every=16)])
     (curve,) = charts.curves([variant], "step")
     assert len(curve.steps) == len(curve.loss) == len(curve.tokens) == charts.POINTS
     assert (curve.steps[0], curve.steps[-1]) == (4, 40_000)
@@ -203,12 +215,36 @@ def test_smoothing_keeps_a_constant_and_takes_out_noise():
     assert charts.smooth([]) == []
 
 
+def test_an_optimizer_with_weight_decay_is_never_a_level_line(tmp_path):
+    for wd in (0.0, 0.25):
+        fake(tmp_path, "muon", wd=wd)
+    fake(tmp_path, "adamw", final=3.6)
+    fake(tmp_path, "soda(muon)", 0, final=3.4)
+    fake(tmp_path, "soda(muon)", 1, status=DIVERGED)
+    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
+    assert [(t.label, t.level) for t in panel.traces] == [
+        ("muon", False), ("adamw", False), ("soda(muon)", True)
+    ]  # fmt: skip
+    assert "Level lines have no weight decay to tune: soda(muon)." in panel.notes
+    assert not any("×" in note for note in panel.notes), "a level line has no cross"
+
+
+def test_a_curve_is_a_mean_over_the_same_seeds(tmp_path):
+    fake(tmp_path, "muon", 0)
+    fake(tmp_path, "muon", 1, status=None, done=0.5, final=9.0)
+    fake(tmp_path, "lion", 0, status=None, done=0.2)
+    fake(tmp_path, "lion", 1, status=None, done=0.5)
+    muon, lion = charts.curves(group_by_variant(find([tmp_path])), "val")
+    assert (muon.steps[-1], max(muon.loss) < 12) == (200, True)
+    assert lion.steps[-1] == 40
+
+
 def test_soda_is_a_level_line_in_a_sweep_of_weight_decay(tmp_path):
     for wd, final in ((0.0, 3.6), (0.25, 3.5), (1.0, 3.7)):
         fake(tmp_path, "muon", wd=wd, final=final)
     run = fake(tmp_path, "soda(muon)", final=3.4)
     assert run.job["wd"] == 0
-    (panel,) = charts.panels(stats.group_by_variant(find([tmp_path])))
+    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
     assert (panel.axis, panel.title, panel.ticks) == ("wd", "", [-3.5, -2, 0])
     assert panel.names == ["0", "0.25", "1"]
     muon, soda = panel.traces
@@ -220,7 +256,7 @@ def test_each_horizon_of_a_sweep_has_its_panel(tmp_path):
     for horizon, steps in ((1.0, 100), (4.0, 400)):
         for lr in (2.0**-10, 2.0**-9):
             fake(tmp_path, lr=lr, horizon=horizon, steps=steps)
-    found = charts.panels(stats.group_by_variant(find([tmp_path])))
+    found = charts.panels(group_by_variant(find([tmp_path])))
     assert [panel.title for panel in found] == ["horizon=1", "horizon=4"]
     assert [trace.label for panel in found for trace in panel.traces] == ["muon", "muon"]
     assert found[0].names == ["2^-10", "2^-9"]
@@ -239,9 +275,7 @@ def test_figures(tmp_path):
     fake(tmp_path, "muon", wd=0.1, final=3.55)
     fake(tmp_path, "muon", wd=0.2, status=DIVERGED)
     fake(tmp_path, "$x_", lr=1.0, status=None, done=0.3)
-    files = figures.draw(
-        stats.group_by_variant(find([tmp_path])), tmp_path / "out" / "r", ("png", "svg")
-    )
+    files = figures.draw(group_by_variant(find([tmp_path])), tmp_path / "out" / "r", ("png", "svg"))
     names = ["r-val.png", "r-val.svg", "r-wd.png", "r-wd.svg"]
     assert [path.name for path in files] == names
     assert all(path.stat().st_size > 5000 for path in files)
@@ -251,7 +285,7 @@ def test_figures(tmp_path):
 @pytest.mark.parametrize(("every", "start"), [(200, True), (100, True), (20, False)])
 def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
     """With more points the steep start is left out."""
-    (curve,) = charts.curves(stats.group_by_variant([fake(tmp_path, every=every)]), "val")
+    (curve,) = charts.curves(group_by_variant([fake(tmp_path, every=every)]), "val")
     low, high = figures._settled([curve])
     assert low < min(curve.loss)
     assert (max(curve.loss) < high) == start
@@ -262,30 +296,71 @@ def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
 
 def test_the_headline_says_what_is_sure(tmp_path):
     comparison(tmp_path)
-    ((subject, rest),) = text.headlines(stats.group_by_variant(find([tmp_path])))
+    ((subject, rest),) = sentences.headlines(compared(tmp_path))
     assert subject == "soda(muon)"
     assert re.search(r"lowest validation loss, 3\.56\d\d ± 0\.00\d\d \(3 seeds\): ", rest)
-    assert re.search(r": 0\.0100 lower than muon \(p < 0\.0001\)\.$", rest)
+    interval = r"\(95 % interval -0\.01\d\d to -0\.\d{4}\)"
+    assert re.search(rf": 0\.0100 lower than muon {interval}\.$", rest)
+    ((_, rest),) = sentences.headlines(compared(tmp_path, [("003", "000")]))
+    assert rest.endswith(", p < 0.0001).")
 
 
 def test_the_headline_doubts_what_is_not_sure(tmp_path):
     for seed, gap in enumerate((0.02, -0.03, 0.0)):
         fake(tmp_path, "muon", seed, final=3.5)
         fake(tmp_path, "lion", seed, final=3.5 + gap)
-    ((subject, rest),) = text.headlines(stats.group_by_variant(find([tmp_path])))
-    assert (subject, "not significant with 3 seeds (p = 0.8" in rest) == ("lion", True)
+    ((subject, rest),) = sentences.headlines(compared(tmp_path))
+    assert subject == "lion"
+    assert rest.endswith("0.0033 lower than muon (95 % interval -0.0658 to +0.0592, which includes "
+                         "zero).")  # fmt: skip
+
+
+def test_the_headline_passes_over_a_survivor(tmp_path):
+    for seed in range(3):
+        fake(tmp_path, "muon", seed, final=3.5)
+        fake(tmp_path, "lion", seed, final=3.1, status=DIVERGED if seed else "finished")
+    assert sentences.headlines(compared(tmp_path))[0][0] == "muon"
+    assert "2 of 3 diverged" in " ".join(page(tmp_path).text)
+    alone = tmp_path / "alone"
+    for seed in range(3):
+        fake(alone, "lion", seed, final=3.1, status=DIVERGED if seed else "finished")
+    ((_, rest),) = sentences.headlines(compared(alone))
+    assert rest == "has the lowest validation loss, 3.1000 (one seed), but 2 of 3 diverged."
+
+
+def test_the_notes_name_the_fit_its_power_and_the_primary_comparison(tmp_path):
+    comparison(tmp_path)
+    said = " ".join(sentences.notes(compared(tmp_path)))
+    assert re.search(
+        r"one fit, loss = variant \+ seed, to all rows \(residual sd 0\.000\d, 4 deg", said
+    )
+    assert re.search(
+        r"Power: 3 seeds find a difference of 0\.000\d with a probability of 80 %", said
+    )
+    assert "intervals are not corrected" in said
+    assert "Stars" not in said
+    said = " ".join(sentences.notes(compared(tmp_path, [("003", "000"), ("006", "000")])))
+    assert "soda(muon) against muon (p < 0.0001), adamw against muon (p < 0.0001), after" in said
 
 
 def test_the_baseline_of_a_sweep_is_its_best(tmp_path):
     for lr, final in ((2.0**-12, 3.9), (2.0**-10, 3.5)):
         fake(tmp_path, "muon", lr=lr, final=final)
     fake(tmp_path, "adamw", lr=2.0**-9, final=3.6)
-    lines = text.comparisons(stats.group_by_variant(find([tmp_path])))
-    assert [line.gap for line in lines] == ["+0.4000", "baseline", "+0.1000"]
-    assert [line.p for line in lines] == ["one seed", "", "one seed"]
-    assert "The best row of a sweep is the baseline." in text.notes(
-        [line.variant for line in lines]
-    )
+    rows = [text.Row(line) for line in compared(tmp_path)]
+    assert [row.gap for row in rows] == ["+0.4000", "baseline", "+0.1000"]
+    assert [row.range for row in rows] == ["one seed", "", "one seed"]
+    assert any("best row of a sweep" in note for note in sentences.notes(compared(tmp_path)))
+
+
+def test_rows_with_unequal_seeds_are_named(tmp_path):
+    comparison(tmp_path)
+    fake(tmp_path, "muon", wd=0.1)
+    notes = sentences.notes(compared(tmp_path))
+    assert any(note.startswith("Rows have 1 to 3 seeds (n).") for note in notes)
+    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
+    assert [(m.n, m.fewer) for m in panel.traces[0].marks] == [(3, False), (1, True)]
+    assert any("1 to 3 seeds" in note for note in panel.notes)
 
 
 @pytest.mark.parametrize(
@@ -304,8 +379,22 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path):
     said = shown(find([tmp_path]))
     assert all(len(line) <= 100 for line in said.splitlines())
     assert "…" not in said
-    for words in ("baseline", "***", "diverged", "25%", "[bold]lion", "± 0.00", "2.1 MB"):
+    for words in ("baseline", "-0.0", "diverged", "25%", "[bold]lion", "± 0.00", "2.1 MB"):
         assert words in said, words
+    assert "***" not in said
+    assert "***" in shown(find([tmp_path]), primary=[("003", "000")])
+
+
+@pytest.mark.parametrize("width", [24, 30, 40, 50, 60, 70, 80, 90])
+def test_a_narrow_terminal_shows_the_same_numbers(width, tmp_path):
+    comparison(tmp_path)
+    whole, narrow = shown(find([tmp_path]), 200), shown(find([tmp_path]), width)
+    assert all(len(line) <= width for line in narrow.splitlines())
+    numbers = re.compile(r"[+-]?\d+\.\d+")
+    found = numbers.findall(narrow)
+    assert len(found) >= 6, "three losses with their spreads"
+    assert set(found) <= set(numbers.findall(whole)), "no number is cut"
+    assert ("to -0.0" in narrow) == (width >= 60), "the interval is among the last to go"
 
 
 # -- the command ----------------------------------------------------------------------------------

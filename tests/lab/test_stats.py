@@ -1,16 +1,19 @@
-"""Variants, differences and sweeps of runs, against numbers worked out by hand."""
+"""Variants, their comparison and sweeps of runs, against numbers worked out by hand."""
 
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from sodaopt.lab import labels, stats
+from sodaopt.lab import variants as lab
+from sodaopt.lab.comparison import bases, comparisons
 from tests.support.lab_runs import fake
 
 
 def made(folder, *runs):
-    return stats.group_by_variant([fake(folder, **run) for run in runs])
+    return lab.group_by_variant([fake(folder, **run) for run in runs])
 
 
 # -- labels ---------------------------------------------------------------------------------------
@@ -84,7 +87,7 @@ def test_diverged_runs_are_counted_and_in_no_mean(tmp_path):
         {"seed": 0, "status": "diverged", "lr": 1.0},
     )
     assert (variant.n, variant.mean, variant.diverged) == (1, 3.5, 1)
-    assert variant.summary() == "1 finished, 1 diverged"
+    assert variant.summary() == "1 of 2 diverged"
     assert (gone.n, gone.mean, gone.so_far, gone.summary()) == (0, None, None, "diverged")
 
 
@@ -104,64 +107,162 @@ def test_the_later_of_two_runs_of_a_job_counts(tmp_path):
     assert variant.mean == 3.6, "a run that ended counts before one that did not"
 
 
-# -- differences ----------------------------------------------------------------------------------
+# -- the fit --------------------------------------------------------------------------------------
 
 
-def test_differences_are_by_seed(tmp_path):
-    base, variant = made(
-        tmp_path,
-        *({"seed": s, "final": x} for s, x in enumerate((3.50, 3.60, 3.70, 3.80))),
-        *({"optimizer": "adamw", "seed": s, "final": x} for s, x in ((1, 3.59), (2, 3.68))),
-        {"optimizer": "adamw", "seed": 3, "status": "diverged"},
-        {"optimizer": "adamw", "seed": 9, "final": 1.0},
-    )
-    gap = stats.difference(variant, base)
-    assert (gap.mean, gap.n) == (pytest.approx(-0.015), 2)
-    # t = -0.015 / (0.01/sqrt(2) / sqrt(2)) = -3, and with one degree P(|t| > 3) = 2 atan(1/3)/pi
-    assert gap.p == pytest.approx(2 * math.atan(1 / 3) / math.pi)
-    assert gap.stars == ""
+def cells(losses):
+    """The finite entries of a table of variants x seeds."""
+    return {at: float(loss) for at, loss in np.ndenumerate(losses) if np.isfinite(loss)}
 
 
-def test_one_seed_has_no_p_value(tmp_path):
-    base, variant, alone = made(
-        tmp_path, {}, {"optimizer": "adamw"}, {"optimizer": "lion", "seed": 5}
-    )
-    assert stats.difference(variant, base) == stats.Difference(0.0, 1, None)
-    assert stats.difference(alone, base) is None, "no seed in common"
+def test_a_full_table_is_fitted_by_its_means():
+    """A difference has the variance 2 sd^2 / s, with residuals of all variants."""
+    losses = np.random.default_rng(1).normal(3.0, 0.01, (3, 5))
+    found = stats.fit(cells(losses))
+    rest = losses - losses.mean(0) - losses.mean(1, keepdims=True) + losses.mean()
+    assert (found.freedom, found.sd) == (8, pytest.approx(math.sqrt((rest**2).sum() / 8)))
+    assert found.effects == pytest.approx(losses.mean(1))
+    gap = found.difference(1, 0)
+    half = 2.306 * found.sd * math.sqrt(2 / 5)  # t at 97.5 % with 8 degrees of freedom
+    assert gap.mean == pytest.approx(losses[1].mean() - losses[0].mean())
+    assert (gap.high - gap.mean, gap.mean - gap.low) == pytest.approx((half, half), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("p", "mark"), [(0.06, ""), (0.05, ""), (0.04, "*"), (0.009, "**"), (0.0009, "***"), (None, "")]
-)
-def test_marks(p, mark):
-    assert stats.Difference(0.1, 3, p).stars == mark
+def test_a_table_with_gaps_is_fitted_by_least_squares():
+    losses = np.random.default_rng(2).normal(3.0, 0.01, (4, 5)) + np.linspace(0, 0.3, 5)
+    losses[1, 1:], losses[2, :2] = np.nan, np.nan
+    found, known = stats.fit(cells(losses)), cells(losses)
+    design = np.zeros((len(known), 8))
+    for row, (v, s) in enumerate(known):
+        design[row, v] = 1
+        if s:
+            design[row, 3 + s] = 1
+    y = np.array(list(known.values()))
+    want, rest, *_ = np.linalg.lstsq(design, y, rcond=None)
+    covariance = np.linalg.inv(design.T @ design) * rest[0] / (len(y) - 8)
+    gap, t = found.difference(1, 2), 2.447  # 14 losses and 8 coefficients
+    assert (found.freedom, gap.mean) == (len(y) - 8, pytest.approx(want[1] - want[2]))
+    error = math.sqrt(covariance[1, 1] + covariance[2, 2] - 2 * covariance[1, 2])
+    assert gap.high - gap.mean == pytest.approx(t * error, rel=1e-3)
 
 
-def test_variants_are_compared_at_their_own_scale(tmp_path):
-    grid = [{"optimizer": o, "steps": n} for n in (100, 200) for o in ("muon", "adamw")]
-    variants = made(tmp_path, *grid)
-    assert stats.bases(variants) == [variants[0], variants[0], variants[2], variants[2]]
-    variants = made(tmp_path / "scale", {"steps": 100}, {"steps": 200})
-    assert stats.bases(variants) == [variants[0]] * 2, "the variants differ in scale only"
+def test_a_seed_that_a_variant_lacks_is_allowed_for():
+    """The second variant ran on the good seed only, and is worse than the first one there."""
+    found = stats.fit({("a", 0): 3.0, ("a", 1): 4.0, ("b", 0): 3.1, ("c", 0): 3.0, ("c", 1): 4.0})
+    assert found.difference("b", "a").mean == pytest.approx(0.1)
+    assert found.effect("b") == pytest.approx(3.6)
 
 
-# -- the t-test -----------------------------------------------------------------------------------
+def test_variants_without_a_common_seed_are_not_compared():
+    found = stats.fit({("a", 0): 3.0, ("b", 1): 3.1, ("c", 1): 3.2})
+    assert found.difference("b", "a") is None
+    assert found.difference("c", "b") == stats.Difference(pytest.approx(0.1))
+    assert found.effect("a") == 3.0
+
 
 TABLE = [(1, 12.706), (2, 4.303), (4, 2.776), (30, 2.042)]
 
 
 @pytest.mark.parametrize(("df", "t"), TABLE)
-def test_printed_tables_of_t_at_five_per_cent(df, t):
-    """Gaps whose mean is t standard errors from zero."""
+def test_two_variants_are_a_paired_test(df, t):
+    """Gaps whose mean is t standard errors from zero, from printed tables at five per cent."""
     gaps = [float(j) for j in range(df + 1)]
     shift = t * statistics.stdev(gaps) / math.sqrt(df + 1) - statistics.fmean(gaps)
-    assert stats.p_value([gap + shift for gap in gaps]) == pytest.approx(0.05, rel=2e-3)
+    found = stats.paired([gap + shift for gap in gaps])
+    assert (found.p, found.freedom) == (pytest.approx(0.05, rel=2e-3), df)
+    assert found.low == pytest.approx(0, abs=1e-2)
 
 
-def test_p_values_of_exact_differences():
-    assert stats.p_value([0.5, 0.5, 0.5]) == 0
-    assert stats.p_value([0.0, 0.0]) == 1
-    assert stats.p_value([0.5]) is None
+def test_differences_without_residuals():
+    assert stats.paired([0.5, 0.5, 0.5]).p == 0
+    assert stats.paired([0.0, 0.0]).p == 1
+    assert stats.paired([0.5]) == stats.Difference(0.5)
+    assert stats.paired([]) is None
+
+
+def test_holm():
+    """Holm (1979): 0.01 * 4, then 0.02 * 3, 0.03 * 2, and never below the one before."""
+    assert stats.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert stats.holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("p", "mark"), [(0.06, ""), (0.05, ""), (0.04, "*"), (0.009, "**"), (0.0009, "***"), (None, "")]
+)
+def test_stars(p, mark):
+    assert stats.stars(p) == mark
+
+
+@pytest.mark.parametrize(("seeds", "d"), [(17, 0.99), (64, 0.4997), (2, 5.65)])
+def test_power_of_two_groups(seeds, d):
+    """Cohen's tables: 64 in each group find half a standard deviation with 80 %, 17 find one."""
+    assert stats.detectable(1.0, seeds, 2 * seeds - 2) == pytest.approx(d, rel=0.01)
+
+
+# -- comparisons ----------------------------------------------------------------------------------
+
+SEEDS = ((0, 3.50), (1, 3.61), (2, 3.70))
+
+
+def test_a_diverged_seed_ranks_last(tmp_path):
+    """The lowest mean is that of the one seed that survived a learning rate too high."""
+    variants = made(
+        tmp_path,
+        *({"lr": 0.2, "seed": s, "final": 3.1, "status": x} for s, x in
+          ((0, "finished"), (1, "diverged"), (2, "diverged"))),
+        *({"lr": 0.1, "seed": s, "final": x} for s, x in SEEDS),
+        *({"lr": 0.05, "seed": s, "final": x + 0.2} for s, x in SEEDS),
+    )  # fmt: skip
+    assert [v.job["lr"] for v in sorted(variants, key=lambda v: v.rank)] == [0.1, 0.05, 0.2]
+    assert lab.best(variants, "lr") == {"muon": 0.1}
+    assert [v.job["lr"] for v in bases(variants)] == [0.1] * 3
+    gone, base, rest = comparisons(variants)
+    assert (gone.difference, gone.variant.summary()) == (None, "2 of 3 diverged")
+    assert (base.difference, rest.difference.mean) == (None, pytest.approx(0.2))
+
+
+def test_rows_with_unequal_seeds(tmp_path):
+    """A sweep with one seed beside a comparison with three. That seed is a good one."""
+    three = [{"seed": s, "final": x} for s, x in SEEDS]
+    variants = made(
+        tmp_path,
+        *three,
+        *({"optimizer": "soda(muon)"} | run | {"final": run["final"] - 0.02} for run in three),
+        *({"wd": wd, "final": 3.50 + gap} for wd, gap in ((0.1, 0.01), (0.2, 0.03))),
+    )
+    assert [v.n for v in variants] == [3, 3, 1, 1]
+    assert min(variants, key=lambda v: v.mean).job["wd"] == 0.1
+    rows = comparisons(variants)
+    assert [row.base.label for row in rows] == ["muon wd=0"] * 4
+    assert [row.difference.mean for row in rows[1:]] == pytest.approx([-0.02, 0.01, 0.03])
+    assert all(row.difference.low is not None for row in rows[1:]), "residuals are pooled"
+    assert min(variants, key=lambda v: v.rank).label == "soda(muon)"
+
+
+def test_only_primary_comparisons_are_tested(tmp_path):
+    runs = [{"optimizer": o, "seed": s, "final": x + gap + noise * (-1) ** s}
+            for o, gap, noise in (("muon", 0, 0), ("soda(muon)", -0.1, 0.004), ("lion", 0.1, 0.003))
+            for s, x in SEEDS]  # fmt: skip
+    variants = made(tmp_path, *runs)
+    assert [row.p for row in comparisons(variants)] == [None] * 3
+    folder = {v.label: v.runs[0].folder.name for v in variants}
+    one = [(folder["soda(muon)"], folder["muon"])]
+    _, soda, lion = comparisons(variants, one)
+    assert (soda.p, lion.p) == (soda.difference.p, None)
+    assert (soda.stars, lion.stars, lion.difference.clear) == ("***", "", True)
+    both = comparisons(variants, [*one, (folder["lion"], folder["soda(muon)"])])
+    assert [row.base.label for row in both] == ["muon", "muon", "soda(muon)"]
+    assert both[1].p == pytest.approx(2 * both[1].difference.p, rel=1e-3) or both[1].p >= both[2].p
+    assert all(row.p >= row.difference.p for row in both[1:])
+
+
+def test_variants_are_compared_at_their_own_scale(tmp_path):
+    grid = [{"optimizer": o, "steps": n} for n in (100, 200) for o in ("muon", "adamw")]
+    variants = made(tmp_path, *grid)
+    assert bases(variants) == [variants[0], variants[0], variants[2], variants[2]]
+    variants = made(tmp_path / "scale", {"steps": 100}, {"steps": 200})
+    assert bases(variants) == [variants[0]] * 2, "the variants differ in scale only"
 
 
 # -- sweeps ---------------------------------------------------------------------------------------
@@ -174,9 +275,9 @@ def test_the_best_value_of_each_line(tmp_path):
         *({"optimizer": "lion", "wd": wd, "final": x} for wd, x in ((0.1, 3.9), (0.2, 3.8))),
         {"optimizer": "soda(muon)", "final": 3.4},
     )
-    assert stats.best(variants, "wd") == {"muon": 0.1, "lion": 0.2}
-    assert stats.best(variants, "lr") == {}
-    muon, lion, soda = stats.sweep(variants, "wd")
+    assert lab.best(variants, "wd") == {"muon": 0.1, "lion": 0.2}
+    assert lab.best(variants, "lr") == {}
+    muon, lion, soda = lab.sweep(variants, "wd")
     assert (muon.edge, lion.edge, soda.edge) == (False, True, False)
     assert [x for x, _ in soda.points] == [0.0]
 
@@ -184,15 +285,15 @@ def test_the_best_value_of_each_line(tmp_path):
 def test_a_line_takes_the_best_of_the_other_axis(tmp_path):
     grid = [(0.1, 0.0, 3.7), (0.1, 0.5, 3.6), (0.2, 0.0, 3.3), (0.2, 0.5, 3.4)]
     variants = made(tmp_path, *({"lr": lr, "wd": wd, "final": x} for lr, wd, x in grid))
-    (line,) = stats.sweep(variants, "lr")
+    (line,) = lab.sweep(variants, "lr")
     assert [(x, variant.job["wd"]) for x, variant in line.points] == [(0.1, 0.5), (0.2, 0.0)]
     assert line.tried == 4
 
 
 def test_diverged_points_stay_in_a_sweep(tmp_path):
     variants = made(tmp_path, {"lr": 0.1, "final": 3.5}, {"lr": 0.2, "status": "diverged"})
-    (line,) = stats.sweep(variants, "lr")
+    (line,) = lab.sweep(variants, "lr")
     assert [variant.mean for _, variant in line.points] == [3.5, None]
     assert line.best[0] == 0.1
     variants = made(tmp_path / "all", *({"lr": lr, "status": "diverged"} for lr in (0.1, 0.2)))
-    assert stats.best(variants, "lr") == {}
+    assert lab.best(variants, "lr") == {}

@@ -20,17 +20,21 @@ import torch
 from rich.console import Console
 
 from sodaopt import cli
-from sodaopt.lab import records, results, sweep, train
+from sodaopt.lab import records, results, reuse, runlog, sweep, train
+from sodaopt.lab.arguments import axis
 from sodaopt.lab.board import Board, run_trials
 from sodaopt.lab.checkpoint import found
-from sodaopt.lab.commands import Compare, Sample, Sweep, axis
+from sodaopt.lab.commands import Sample
 from sodaopt.lab.execution import NO_MEMORY, Execution
 from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
+from sodaopt.lab.many import Sweep, placed
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
-from sodaopt.lab.reproduce import Work, best, listing
+from sodaopt.lab.report import Plan
+from sodaopt.lab.reproduce import Work, listing
 from sodaopt.lab.restore import restore
-from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS
+from sodaopt.lab.results import best
+from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
     Command,
@@ -135,8 +139,8 @@ def test_an_axis_given_twice_has_the_values_of_both(monkeypatch: pytest.MonkeyPa
 
 
 def test_seeds_of_an_axis_or_of_their_own() -> None:
-    assert Sweep(("muon",), seeds=(3, 4))._axes("muon", {})["seed"] == (3, 4)
-    assert Sweep(("muon",), seeds=(3, 4))._axes("muon", {"seed": [7]})["seed"] == [7]
+    assert Sweep(("muon",), seeds=("3-4",))._axes("muon", {})["seed"] == (3, 4)
+    assert Sweep(("muon",), seeds=("3", "4"))._axes("muon", {"seed": [7]})["seed"] == [7]
 
 
 OTHER: dict[str, Any] = {
@@ -249,7 +253,7 @@ def test_a_record_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> Non
     bad, good = some(job("muon"), job("adamw"))
     bad.folder.mkdir(parents=True)
     (bad.folder / records.FILE).write_text('{"kind": "run", "format": 99}\n')
-    arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "1", "--workers", "1",
+    arguments = ["compare", "muon", "adamw", *flags(), "--seeds", "0", "--workers", "1",
                  "--threads", "1", "--out", "out"]  # fmt: skip
     assert cli.main(arguments) == 1
     out, error = " ".join(capsys.readouterr().out.split()), "has format 99"
@@ -286,7 +290,7 @@ def test_each_worker_has_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert [Execution().placed(slot).device for slot in range(3)] == names
         assert Execution(device="cuda:0").placed(1).device == "cuda:0"
-        assert Compare(("muon",))._placed(9)[0] == count
+        assert placed(Execution(), None, 9, "nano")[0] == count
     seen = []
     monkeypatch.setattr(sweep, "_worker", lambda: Recorder(seen))
     found = some(job("muon"), job("adamw"))
@@ -413,6 +417,8 @@ def test_an_interrupted_sweep(how: str) -> None:
         (os.killpg if how == "group" else os.kill)(command.process.pid, signal.SIGINT)
         assert command.end() == 130, command.output
         assert "run the same command again to continue" in command.output
+        assert "report: out/report.html" in command.output, "with the runs so far"
+        assert len(Plan.load(OUT).runs) > 2, "all that were planned"
     else:
         command.process.kill()
         command.end()
@@ -465,12 +471,42 @@ def test_workers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_all(some(job("muon")), workers=1) == []
 
 
+# -- finished runs in other folders ---------------------------------------------------------------
+
+CLEAN = {"commit": "abc", "dirty": False}
+
+
+@lab
+@pytest.mark.parametrize(
+    ("after", "kept"),
+    [(CLEAN, True), (CLEAN | {"dirty": True}, False), (CLEAN | {"commit": "def"}, False)],
+)
+def test_a_finished_run_is_found_wherever_it_lies(
+    after: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the source code has changed since."""
+    monkeypatch.setattr(runlog, "git", lambda: CLEAN)
+    first, second = (Path("runs") / name / "KEY" for name in ("train", "compare"))
+    monkeypatch.setattr(ResolvedJob, "key", "KEY")
+    run = train.train(job(), first)
+    monkeypatch.setattr(reuse, "git", lambda: after)
+    monkeypatch.setattr(runlog, "git", lambda: after)
+    again = train.train(job(), second)
+    assert (again.head["time"], again.head["git"]) == (run.head["time"], CLEAN) or not kept
+    assert (len(lines(second, "run")), (again.head["git"] == CLEAN)) == (1, kept or after == CLEAN)
+    assert ((second / "weights.pt").stat().st_nlink == 2) == kept
+    assert restore(again)
+    outside = train.train(job(), Path("elsewhere/KEY"))
+    assert (Path("elsewhere/KEY/weights.pt")).stat().st_nlink == 1
+    assert outside.finished
+
+
 # -- commands -------------------------------------------------------------------------------------
 
 
 @lab
 def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["compare", "muon", "soda(muon)", *flags(), "--seeds", "2", "--out", "out",
+    arguments = ["compare", "muon", "soda(muon)", *flags(), "--seeds", "0-1", "--out", "out",
                  "--workers", "2", "--threads", "1"]  # fmt: skip
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
@@ -479,6 +515,9 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ended()) == 4
     page = (OUT / "report.html").read_text()
     assert "soda(muon)" in page
+    ((one, other),) = Plan.load(OUT).primary
+    assert one.startswith("soda-muon-s0-")
+    assert other.startswith("muon-s0-")
     assert cli.main(arguments) == 0
     assert "4 of 4 runs are already done" in capsys.readouterr().out
 
@@ -495,7 +534,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "muom"], "did you mean 'muon'"),
         (["compare", "muon", "soda(muon)", "--wd", "0.1"], "but soda(muon) has no weight decay"),
         (["compare", "muon", "--workers", "0"], "workers must be at least 1"),
-        (["compare", "muon", "--seeds", "0"], "at least one seed"),
+        (["compare", "muon", "--seeds"], "at least one seed"),
         (["compare", "muon", "--wd", "nan"], "expected a number such as 0.1 or 2^-11"),
         (["compare", "muon", "--preset", "Nanoo"], "did you mean 'nano'"),
         (["train", "--preset", "GPT-1B"], "did you mean 'gpt-1b'"),
@@ -505,7 +544,9 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
         (["sample", "nothing"], "nothing"),
         (["sample", ".", "--tokens", "0"], "must be at least 1"),
         (["reproduce", "table-layer"], "did you mean 'table-layers'"),
-        (["reproduce", "table-layers", "--seeds", "0"], "seeds must be at least 1"),
+        (["reproduce", "table-layers", "--seeds", "4-2"], "seeds 4-2 is not a range"),
+        (["compare", "muon", "lion", "--primary", "muon"], "one of the optimizers after the first"),
+        (["sweep", "muon", "--seeds", "x"], "expected seeds such as 0 1 2 or 0-4, got 'x'"),
         (["reproduce", "table-layers", "--workers", "0"], "workers must be at least 1"),
         (["report", "nothing"], "nothing"),
     ],
@@ -523,7 +564,7 @@ def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> N
     """`sodaopt report` writes the same page again: its order, its baseline and its title."""
 
     def compare(*names: str) -> str:
-        arguments = ["compare", *names, *flags(steps=2), "--seeds", "1", "--out", "out",
+        arguments = ["compare", *names, *flags(steps=2), "--seeds", "0", "--out", "out",
                      "--workers", "1", "--threads", "1"]  # fmt: skip
         assert cli.main(arguments) == 0
         return (OUT / "report.html").read_text()
@@ -601,6 +642,7 @@ def test_sample(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     half = text()
     assert half.startswith("The sea")
     assert half == text()
+    assert half == text("--device", "cpu")
     assert text("--count", "2", "--temperature", "0").count("The sea") == 2
     model, _ = restore(records.read(Path("a")))
     state = model.state_dict()
@@ -649,7 +691,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     found = work(study, scale)
     jobs = found.jobs(dict(SCALES[scale].lr))
     resolved: list[ResolvedJob] = [resolve(j, 50304) for j in jobs]
-    count = SCALES[scale].seeds * len(it.rows(SCALES[scale])) * len(it.cells)
+    count = len(SCALES[scale].seeds) * len(it.rows(SCALES[scale])) * len(it.cells)
     assert len({p.key for p in resolved}) == len(resolved) == count
     columns = [cell.column for cell in it.cells]
     assert len(set(columns)) == len(columns)
@@ -660,10 +702,14 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
     for base in {cell.base for cell in it.cells}:
         assert parse(base).wrapper is None
         assert len(found._grid(base, {})) == 3
+    assert all(cell.follows in ("", *columns) for cell in it.cells)
     if scale == "paper":
+        choices = [c for cell in it.cells for c in cell.choices]
+        rows = [row.settings for row in it.rows(SCALES[scale])]
+        own = {settings["lr"] for settings in (*choices, *rows) if "lr" in settings}
         for p in resolved:
             assert p.shape.depth == 12
-            assert p.settings.lr == p.name.spec.lr
+            assert p.settings.lr in {p.name.spec.lr, *own}
             assert p.batch * p.shape.context == 2**19
 
 
@@ -693,6 +739,7 @@ def test_tuning_holds_its_best_point_inside(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WDS = (0.5, 1.0, 2.0)
+TUNING_SEEDS = STUDIES["muon"].tuning_seeds
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -702,7 +749,7 @@ def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyP
     seen: list[Job] = []
     monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
     monkeypatch.setattr(Work, "_loss", lambda self, j: losses[j.wd][j.seed - TUNING_SEEDS[0]])
-    before = work("muon", "proxy", seeds=8)
+    before = work("muon", "proxy", seeds=tuple(range(8)))
     tried, after = before.choose({"muon": 2**-10})
     assert [(j.seed, j.wd) for j in seen] == [(s, wd) for s in TUNING_SEEDS for wd in WDS]
     assert [t["settings"] for t in tried] == [{"wd": wd} for wd in WDS]
@@ -712,6 +759,24 @@ def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyP
     assert {j.lr for j in [*seen, *jobs]} == {2**-10}
     assert not {j.seed for j in jobs} & set(TUNING_SEEDS)
     assert len(jobs) == 40
+
+
+def test_others_use_the_learning_rate_that_the_reference_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """AdamW without weight decay has its own best learning rate, and each grid point runs once."""
+    lowest = {0.0: -9, 0.1: -10, 0.25: -8, 0.5: -7}
+    seen: list[Job] = []
+    monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
+    monkeypatch.setattr(
+        Work, "_loss", lambda self, j: 3 + abs(math.log2(j.lr) - lowest[j.wd]) + (j.wd != 0.25)
+    )
+    _, after = work("adamw", "proxy", seeds=tuple(range(5))).choose({})
+    assert len(seen) == len(set(seen)) == 16
+    found = {c.column: (c.settings["lr"], c.settings.get("wd", 0.0)) for c in after.study.cells}
+    assert found.pop("AdamW") == (2**-9, 0.0)
+    assert found.pop("AdamW, best wd") == (2**-8, 0.25)
+    assert set(found.values()) == {(2**-8, 0.0)}
 
 
 def test_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -725,9 +790,9 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["preset=nano", "horizon=0.0004x", "width=32", "depth=1", "head-dim=16",
                 "context=32", "batch=2", "eval_tokens=256", "warmup=0"]  # fmt: skip
     arguments = ["reproduce", "table-layers", "--data", "embedded", "--tune", "False", "--seeds",
-                 "2", "--workers", "2", "--threads", "1", "--out", "out", "--settings",
+                 "0-1", "--workers", "2", "--threads", "1", "--out", "out", "--settings",
                  *settings]  # fmt: skip
-    assert cli.main([*arguments, "--dry-run"]) == 0
+    assert cli.main([*arguments, "--dry-run", "--json"]) == 0
     planned = [Trial.parse(line).job for line in capsys.readouterr().out.splitlines()]
     assert len(planned) == 14
     assert cli.main(arguments) == 0
@@ -740,7 +805,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
     assert typed[:5] == ["sodaopt", "reproduce", "table-layers", "--scale", "proxy"]
     assert set(arguments) <= set(typed)
     capsys.readouterr()
-    assert cli.main([*typed[1:], "--dry-run"]) == 0
+    assert cli.main([*typed[1:], "--dry-run", "--json"]) == 0
     again = capsys.readouterr().out.splitlines()
     assert [Trial.parse(line).job for line in again] == planned
     columns = [cell.column for cell in STUDIES["table-layers"].cells]
@@ -759,7 +824,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
 @lab
 def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     """With steps instead of a horizon. The cells use the best learning rate."""
-    arguments = ["reproduce", "fig-anchor", "--data", "embedded", "--seeds", "1", "--workers", "2",
+    arguments = ["reproduce", "fig-anchor", "--data", "embedded", "--seeds", "0", "--workers", "2",
                  "--threads", "1", "--out", "out", "--settings", "preset=nano", "steps=2",
                  "width=32", "depth=1", "head_dim=16", "context=32", "batch=2",
                  "eval_tokens=64"]  # fmt: skip
@@ -802,7 +867,7 @@ def numbers(**more: Any) -> results.Numbers:
         "data": {"name": "embedded", "train_tokens": 10**6, "vocab": 1024},
         "published": {"1x": [3.28146, 3.26654]}, "differences": [
             {"row": "1x", "one": "SODA(Muon)", "other": "Muon", "mean": -0.01, "spread": None,
-             "n": 1, "p": None}],
+             "n": 1, "p": None, "primary": True}],
         "learning_rates": {"muon": {"0.25": None, "0.5": 3.0}, "scion": {"0.5": None}},
     } | more  # fmt: skip
 
@@ -813,9 +878,14 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
     assert results.read(tmp_path / "results.json") == json.loads(json.dumps(it))
     text = results.markdown(it)
     for line in ("## A table", "| 1x | 3.1000 ± 0.1414 | diverged |",
-                 "| *paper, 124M* | *3.28146* | *3.26654* |",
-                 "| 1x | SODA(Muon) | Muon | -0.0100 | - | - | 1 |"):  # fmt: skip
+                 "| *paper, 124M* | *3.28146* | *3.26654* |"):  # fmt: skip
         assert line in text
+    assert "Differences" not in text, "a column with a diverged seed is not compared"
+    cells = [numbers()["cells"][0] | {"column": c, "losses": x} for c, x in
+             (("Muon", [3.0, 3.2]), ("SODA(Muon)", [2.99, 3.19]), ("S", [3.1, 3.31]))]  # fmt: skip
+    text = results.markdown(numbers(cells=cells, published={}))
+    assert "| 1x | SODA(Muon) | Muon | -0.0100 | -0.0276 to +0.0076 | 0.134 |" in text
+    assert "1x: residual sd 0.0041, 2 degrees of freedom; 2 seeds find a difference of" in text
     assert any(row.startswith("| muon | diverged | **3.0000** |") for row in text.splitlines())
     page = results.page([it, it], "# Numbers")
     assert page.startswith("# Numbers\n")
@@ -834,7 +904,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_a_job(name: str) -> None:
-    assert str(parse(name)) == re.sub(r"(soda|soda_all)\(scion", r"\1(uscion", name)  # its pull
+    assert str(parse(name)) == re.sub(r"(soda\w*)\(scion", r"\1(uscion", name)  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
     assert isinstance(resolve(Job(optimizer=name), VOCAB), ResolvedJob)
 

@@ -41,6 +41,9 @@ class Method:
 
     A coefficient is a number or a function of (k, lr). The centre is "origin" (decoupled weight
     decay), "init" (the initial weights: SODA) or "last" (the previous z: no decay).
+
+    full_step: z = centre + u/lam, so that y <- (1 - lam) y + lam centre + u. lam is then the
+    strength of the pull alone, and may be 0.
     """
 
     geometry: Geometry
@@ -50,6 +53,7 @@ class Method:
     lam_bar: Coef = 0.0
     gamma: Coef = schedules.lr
     centre: str = "last"
+    full_step: bool = False
     name: str = field(default="method", compare=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +63,11 @@ class Method:
             )
         if self.centre not in CENTRES:
             raise ValueError(unknown("centre", self.centre, CENTRES))
+        if self.full_step and (self.centre == "last" or self.lam_bar != 0):
+            raise ValueError(
+                f"{self.name}: full_step needs the centre 'origin' or 'init' and lam_bar = 0, got "
+                f"centre {self.centre!r} and lam_bar = {_show(self.lam_bar)}"
+            )
         for slot in Coefs._fields:
             c = getattr(self, slot)
             if not callable(c):
@@ -101,7 +110,7 @@ class Method:
 
     @cached_property
     def fused(self) -> bool:
-        """Whether the step is the one sum y <- (1-lam) y + lam centre + lam u."""
+        """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
         return not (self.keeps_x or self.keeps_z)
 
     @cached_property

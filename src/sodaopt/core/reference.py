@@ -48,7 +48,7 @@ def iterates(
         centre = {"origin": x0 * 0, "init": z0, "last": z}[method.centre]
         [u] = method.geometry([m_bar], gamma, Context([x0.shape], [g], k, lr_k, [state]))
         z = centre + u
-        x = (1 - lam) * x + lam * z
+        x = (1 - lam) * x + (lam * centre + u if method.full_step else lam * z)
         y = (1 - lam_bar) * x + lam_bar * z
         yield Point(x, y, z, m)
         k += 1

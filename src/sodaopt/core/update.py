@@ -57,14 +57,16 @@ class Bucket(Context):
 
     @property
     def gamma(self) -> float:
-        """lam * gamma if both can be folded into one number (see `folds`), else gamma."""
-        gamma: float = self.c.lam * self.c.gamma if self.folds else self.c.gamma
+        """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
+        scaled = self.folds and not self.method.full_step
+        gamma: float = self.c.lam * self.c.gamma if scaled else self.c.gamma
         return gamma
 
     @property
     def folds(self) -> bool:
-        """Whether the step is one sum, and the map homogeneous in gamma."""
-        return self.method.fused and self.method.geometry.homogeneous
+        """Whether the step is one sum to which u is added as it is."""
+        method = self.method
+        return method.full_step or (method.fused and method.geometry.homogeneous)
 
     def kept(self, name: str) -> list[Tensor]:
         """This rank's shard of a state tensor of each parameter."""

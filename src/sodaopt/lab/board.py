@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,15 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from . import records, stats
+from . import records, variants
 from .progress import clock
 from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
 from .visible import visible
-
-
-def console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=110, soft_wrap=False)
 
 
 class Board:
@@ -130,9 +125,9 @@ def _notes(outcome: Outcome) -> list[str]:
     run = outcome.run
     if run is None:
         return []
-    count = stats.epochs(run)
+    count = variants.epochs(run)
     repeated = [f"it read its training data {count:.3g} times"] if count > 1 else []
-    return stats.notes(run) + repeated
+    return variants.notes(run) + repeated
 
 
 def _last(folder: Path) -> records.Record | None:

@@ -45,6 +45,8 @@ class Preset:
     """Steps and warmdown at 1x, if the paper gives them."""
     lr: Mapping[str, float] = field(default_factory=dict)
     """Learning rates of bases that differ from the paper's."""
+    threads: int | None = None
+    """CPU threads, if more of them make a run slower."""
 
 
 def _paper(width: int, **more: Any) -> Preset:
@@ -56,7 +58,17 @@ NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
 
 PRESETS = {
     "nano": Preset(
-        64, 4, 32, 128, 8, 0.03, eval_every=20, eval_tokens=2**13, vocab=1024, lr=NANO_LR
+        64,
+        4,
+        32,
+        128,
+        8,
+        0.03,
+        eval_every=20,
+        eval_tokens=2**13,
+        vocab=1024,
+        lr=NANO_LR,
+        threads=1,
     ),
     "small": Preset(256, 6, 64, 256, 16, 0.02, eval_every=50, eval_tokens=2**15, vocab=1024),
     "proxy": Preset(
@@ -99,9 +111,13 @@ class Common:
     batch: int | None = None
     """Sequences per step."""
     context: int | None = None
+    """Tokens per sequence."""
     width: int | None = None
+    """Width of the model."""
     depth: int | None = None
+    """Number of blocks."""
     head_dim: int | None = None
+    """Width of an attention head."""
     activation: float | None = None
     """Factor of the squared ReLU."""
     warmup: float | None = None
@@ -109,7 +125,9 @@ class Common:
     warmdown: float | None = None
     """Fraction of the run over which the learning rate falls to zero."""
     alpha: float | None = None
+    """Weight of a new gradient in the momentum."""
     alpha_bar: float | None = None
+    """Weight of the gradient that is added to the momentum again (optimism)."""
     z0: str = "init"
     """Point that anchored optimizers pull to: init (the initial weights) or zero."""
     fade: tuple[float, float] | None = None
@@ -117,6 +135,7 @@ class Common:
     decay: str = "uniform"
     """Strength of the pull: uniform is 1/(k+2), coupled is that times lr over the largest lr."""
     eval_every: int | None = None
+    """Steps between validations."""
     eval_tokens: int | None = None
     """Tokens of the validation set to use. 0 uses all of them."""
 

@@ -1,6 +1,6 @@
 """Build optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
 
-muon   soda(muon)   soda_all(muon)   schedule_free(adamw)   gpa(muon)   lookahead(soda(muon))
+muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gpa(soda(muon))
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sodaopt._errors import unknown
 from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.layers.plan import hidden, param_groups
+from sodaopt.layers.plan import param_groups, plan
 from sodaopt.layers.recipes import Rule, rule_of, rules, soda
 from sodaopt.layers.roles import MATRICES, ROLES
 from sodaopt.schedules import first
@@ -52,7 +52,8 @@ BASES = {
     "lion": Base("lion", 2**-12, warmup=0.05, decays=True),
 }
 ALIASES = {"adam": "adamw", "sf": "schedule_free"}
-ANCHORED = ("soda", "soda_all")
+ANCHORED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
+"""The roles that each wrapper pulls."""
 AVERAGED: dict[str, Callable[[Optimizer], Optimizer]] = {
     "schedule_free": ScheduleFree,
     "gpa": GPA,
@@ -89,6 +90,11 @@ class Name(NamedTuple):
     @property
     def anchored(self) -> bool:
         return self.wrapper in ANCHORED or bool(self.pull) or self.base == "soda_dagger"
+
+    @property
+    def decays(self) -> bool:
+        """Whether it has a weight decay."""
+        return self.spec.decays and not self.anchored
 
     def __str__(self) -> str:
         inner = f"{self.pull}({self.base})" if self.pull else self.base
@@ -136,7 +142,7 @@ def check(name: Name, s: Settings) -> None:
         raise ValueError(f"lr must be positive, got {s.lr}")
     if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
-    if s.wd and (name.anchored or not name.spec.decays):
+    if s.wd and not name.decays:
         why = "the pull replaces it" if name.anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):
@@ -148,9 +154,9 @@ def check(name: Name, s: Settings) -> None:
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
     for setting, value in (("fade", s.fade), ("decay", s.decay)):
-        if value not in (None, "uniform") and name.wrapper not in ANCHORED:
+        if value not in (None, "uniform") and not name.anchored:
             raise ValueError(
-                f"{setting} is {value}: only soda(...) and soda_all(...) have it, not {name}"
+                f"{setting} is {value}: only soda_dagger and soda(...) have it, not {name}"
             )
     _check_momentum(name, s)
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
@@ -172,16 +178,22 @@ SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
     """Build the optimizer for a model."""
     check(name, s)
-    opt: Optimizer = SODA(param_groups(model, _recipe(name, s)), s.lr)
+    opt: Optimizer = SODA(param_groups(model, recipe(name, s)), s.lr)
     if name.wrapper in AVERAGED:
         return AVERAGED[name.wrapper](opt)
     if name.wrapper is None:
         return opt
     options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
     options["anchor"] = "auto" if s.z0 == "init" else Origin()
-    if name.wrapper == "soda_all":
-        return SODAWrapper(opt, **options)
-    return SODAWrapper(opt, only=hidden(model), **options)
+    return SODAWrapper(opt, only=_pulled(model, ANCHORED[name.wrapper]), **options)
+
+
+def _pulled(model: nn.Module, roles: tuple[str, ...]) -> list[nn.Parameter]:
+    """Return the trainable parameters that have one of these roles."""
+    found = [row.parameter for row in plan(model).rows if row.role in roles]
+    if not found:
+        raise ValueError(f"the model has no parameter to pull: no role is one of {roles}")
+    return found
 
 
 def _pull(s: Settings) -> schedules.Coef:
@@ -192,15 +204,14 @@ def _pull(s: Settings) -> schedules.Coef:
     return schedules.fade(pull, start, max(end, start + 1))
 
 
-def _recipe(name: Name, s: Settings) -> dict[str, Rule]:
-    recipe = rules(name.spec.recipe)
+def recipe(name: Name, s: Settings) -> dict[str, Rule]:
+    """Return the rules of the layer plan, without the pull of a wrapper."""
+    found = rules(name.spec.recipe)
     if name.base in SPECTRAL:
-        recipe = {role: _tuned(rule, name, s) for role, rule in recipe.items()}
-    found = {role: rule for role in MATRICES if (rule := rule_of(recipe, role)) is not None}
-    recipe |= {role: _decayed(rule, s.wd) for role, rule in found.items()}
-    if name.pull:
-        return soda(recipe, MATRICES if name.pull == "soda" else tuple(ROLES))
-    return recipe
+        found = {role: _tuned(rule, name, s) for role, rule in found.items()}
+    dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
+    found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
+    return soda(found, ANCHORED[name.pull], _pull(s)) if name.pull else found
 
 
 def _decayed(rule: Rule, wd: float) -> Rule:
@@ -217,6 +228,8 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
         method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
     if s.alpha_bar is not None:
         method = replace(method, alpha_bar=s.alpha_bar)
+    if dagger:
+        method = replace(method, lam=_pull(s))
     if dagger and s.z0 == "zero":  # the other bases get z0 from the wrapper
         method = replace(method, centre="origin")
     return rule._replace(method=method)

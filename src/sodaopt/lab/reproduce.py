@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
@@ -17,16 +18,18 @@ from sodaopt import __version__
 from sodaopt._errors import unknown
 
 from . import results
-from .board import console, run_trials
-from .commands import INTERRUPTED, Flat, axis
+from .arguments import Grouped, Output, SeedWords, axis, parse_seeds, typed
+from .board import run_trials
+from .commands import INTERRUPTED
 from .data import open_data
+from .describe import outline, summary, without_data
 from .execution import Execution
 from .job import Job, resolve
+from .many import placed
 from .optimizers import BASES
 from .records import Run
-from .report import write_report
-from .stats import p_value
-from .studies import DEFINITIONS, SCALES, STUDIES, TUNING_SEEDS, Cell, Scale, Study, TableRow
+from .report import Plan, write_report
+from .studies import DEFINITIONS, SCALES, STUDIES, Cell, Scale, Study, TableRow
 from .sweep import Trial, make_trials
 from .train import DATA
 from .visible import visible
@@ -50,7 +53,7 @@ class Reproduce:
 
     Finished runs are kept. Run the same command again to continue after a stop."""
 
-    name: tyro.conf.Positional[str] = ""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")] = ""
     """Name of the figure or table. --list shows the names."""
     list: bool = False
     """List every figure and table."""
@@ -58,17 +61,19 @@ class Reproduce:
     """paper: the paper's own sizes. proxy: a small size, half a minute a run on one large GPU."""
     data: str | None = None
     """Data set, instead of the preset's."""
-    seeds: int | None = None
-    """Number of seeds, instead of the scale's own."""
+    seeds: SeedWords = ()
+    """Seeds such as 0 1 2 or 0-4, instead of the scale's own."""
     horizons: tuple[str, ...] = ()
     """Horizons such as 1x 4x, instead of the scale's own."""
     tune: bool | None = None
-    """Tune the learning rates of the baselines on a grid of powers of two first (seed 0)."""
+    """Tune the learning rates of the baselines on a grid of powers of two first, on a seed that
+    the study does not use."""
     settings: tuple[str, ...] = ()
     """More settings for every run, as NAME=VALUE, for example a smaller model for a trial run."""
-    execution: Annotated[Execution, Flat] = field(default_factory=Execution)
-    workers: int = 1
-    """Number of runs at a time."""
+    execution: Annotated[Execution, Grouped] = field(default_factory=Execution)
+    output: Annotated[Output, Grouped] = field(default_factory=Output)
+    workers: int | None = None
+    """Number of processes. Default: one for each CPU core, or one for each GPU."""
     out: Path = Path("runs/reproduce")
     """Parent folder of the study's folder, which holds the runs, report.html and results.json."""
     dry_run: bool = False
@@ -83,9 +88,7 @@ class Reproduce:
             return 0
         if self.name not in STUDIES:
             raise ValueError(unknown("figure or table", self.name, (*STUDIES, *DEFINITIONS)))
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
-        board = console()
+        board = self.output.console()
         try:
             found = self._carry_out(board)
         except Unfinished as e:
@@ -95,44 +98,58 @@ class Reproduce:
             return 0
         path = self.out / f"{self.name}-{self.scale}" / "results.json"
         results.write(path, found)
-        print(results.markdown(found))
+        if self.output.json:
+            print(json.dumps(found))
+        elif self.output.shown:
+            print(results.markdown(found))
         board.print(f"numbers: {path}", highlight=False, markup=False)
         return 0
 
     def _carry_out(self, board: Console) -> dict[str, Any] | None:
         study, scale = STUDIES[self.name], self._scale()
         folder = self.out / f"{self.name}-{self.scale}"
-        vocab = open_data(self._job(study, scale).dataset, DATA).vocab
-        work = Work(
-            study, scale, self._settings(), folder, self.execution, self.workers, vocab, board
-        )
+        first = self._job(study, scale)
+        resolved, data = without_data(first)
+        workers, execution = placed(self.execution, self.workers, 1000, first.preset)
+        vocab = resolved.shape.vocab if self.dry_run else open_data(first.dataset, DATA).vocab
+        work = Work(study, scale, self._settings(), folder, execution, workers, vocab, board)
         if self.dry_run:
-            jobs = [*work.candidates(dict(scale.lr)), *work.jobs(dict(scale.lr))]
-            for trial in make_trials(jobs, folder, self.execution, vocab):
-                print(trial.text())
+            self._dry(work, outline(resolved, data, execution))
             return None
         tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
-        lr = scale.lr | {base: best(losses) for base, losses in tuned.items()}
+        lr = scale.lr | {base: results.best(losses) for base, losses in tuned.items()}
         chosen, work = work.choose(lr)
         runs = work.run(work.jobs(lr))
-        report = write_report(runs, folder / "report.html", study.title, keep=True)
+        primary = work.primary(lr)
+        Plan(study.title, tuple(run.folder.name for run in runs), primary).save(folder)
+        report = write_report(runs, folder / "report.html", study.title, primary)
         board.print(f"report: {report}", highlight=False, markup=False)
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
         return known | work.numbers(lr, tuned) | {"choices": chosen}
 
+    def _dry(self, work: Work, first: str) -> None:
+        """Describe the runs, or print them as JSON. Tuned learning rates are not known yet."""
+        lr = dict(work.scale.lr)
+        jobs = [*work.candidates(lr), *work.jobs(lr)]
+        todo = make_trials(jobs, work.folder, self.execution, work.vocab)
+        if self.output.json:
+            print("\n".join(trial.text() for trial in todo))
+            return
+        print(first, "", sep="\n")
+        known = [resolve(trial.job, work.vocab) for trial in todo]
+        print(summary(known, [trial.folder for trial in todo], self.execution))
+
     def _command(self) -> str:
         """Return the command line that runs this study again."""
-        more = typed(replace(self, name="", scale="proxy"))
+        more = typed(replace(self, name="", scale="proxy", output=Output()))
         return shlex.join(["sodaopt", "reproduce", self.name, "--scale", self.scale, *more])
 
     def _scale(self) -> Scale:
         scale = SCALES[self.scale]
         if self.horizons:
             scale = replace(scale, horizons=self.horizons)
-        if self.seeds is not None:
-            if self.seeds < 1:
-                raise ValueError(f"seeds must be at least 1, got {self.seeds}")
-            scale = replace(scale, seeds=self.seeds)
+        if self.seeds:
+            scale = replace(scale, seeds=parse_seeds(self.seeds))
         return scale if self.tune is None else replace(scale, tuned=self.tune)
 
     def _settings(self) -> dict[str, Any]:
@@ -146,20 +163,6 @@ class Reproduce:
         row = study.rows(scale)[0]
         more = row.settings | self._settings()
         return study.cells[0].job(scale, replace(row, settings=more), 0, None)
-
-
-def typed(command: Any) -> list[str]:
-    """Return the command-line flags of the settings that differ from their defaults."""
-    words = []
-    for f in fields(command):
-        value = getattr(command, f.name)
-        default = f.default if f.default_factory is MISSING else f.default_factory()
-        if is_dataclass(value):
-            words += typed(value)
-        elif value != default:
-            parts = value if isinstance(value, tuple) else (value,)
-            words += [f"--{f.name.replace('_', '-')}", *map(str, parts)]
-    return words
 
 
 def listing() -> str:
@@ -194,8 +197,16 @@ class Work:
 
     def jobs(self, lr: dict[str, float]) -> list[Job]:
         """Return all jobs, ordered by seed, so that a study that stops early has complete rows."""
-        study, seeds = self.study, range(self.scale.seeds)
+        study, seeds = self.study, self.scale.seeds
         return [self._job(c, r, s, lr) for s in seeds for r in self._rows() for c in study.cells]
+
+    def primary(self, lr: dict[str, float]) -> tuple[tuple[str, str], ...]:
+        """Return the primary comparisons of the first row as folder names of runs."""
+        at = {cell.column: cell for cell in self.study.cells}
+        row, pairs = self._rows()[0], self.study.pairs[: self.study.primary]
+        jobs = [[self._job(at[c], row, self.scale.seeds[0], lr) for c in pair] for pair in pairs]
+        return tuple((one, other) for one, other in
+                     ([self._trial(job).folder.name for job in pair] for pair in jobs))  # fmt: skip
 
     def _rows(self) -> Sequence[TableRow]:
         """Return the rows with the settings of all runs. These may make two rows equal."""
@@ -213,10 +224,10 @@ class Work:
     def _job(self, cell: Cell, row: TableRow, seed: int, lr: dict[str, float]) -> Job:
         return cell.job(self.scale, row, seed, lr.get(cell.base))
 
-    # -- learning rates -----------------------------------------------------------------------
+    # -- tuning -------------------------------------------------------------------------------
 
     def tune(self) -> dict[str, dict[float, float]]:
-        """Return the losses of the baselines by learning rate.
+        """Return the losses of the baselines by learning rate, on a seed for tuning.
 
         The learning rates are powers of two. The grid grows until the best one is not at its edge.
         """
@@ -233,6 +244,7 @@ class Work:
         values: dict[str, Any] = {
             "preset": self.scale.preset,
             "horizon": self.scale.horizons[0],
+            "seed": self.study.tuning_seeds[0],
             "lr": lr,
         }
         return Job(**(values | self.settings | {"optimizer": base}))
@@ -242,7 +254,7 @@ class Work:
         if not tried:
             middle = self.scale.lr.get(base, BASES[base].lr)
             return [middle / 2, middle, middle * 2]
-        low, high, at = min(tried), max(tried), best(tried)
+        low, high, at = min(tried), max(tried), results.best(tried)
         return [low / 2] if at == low else [high * 2] if at == high else []
 
     def _loss(self, job: Job) -> float:
@@ -252,12 +264,11 @@ class Work:
     def _trial(self, job: Job) -> Trial:
         return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
-    # -- other settings -----------------------------------------------------------------------
-
     def candidates(self, lr: dict[str, float]) -> list[Job]:
-        """The jobs that `choose` runs, seed by seed."""
+        """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
         cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices]
-        return [self._job(c, self._rows()[0], seed, lr) for seed in TUNING_SEEDS for c in cells]
+        row, seeds = self._rows()[0], self.study.tuning_seeds
+        return list({self._job(c, row, s, lr): None for s in seeds for c in cells})
 
     def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
         """Return the losses of every choice, and this work with the best choice of each cell.
@@ -269,22 +280,22 @@ class Work:
         tried = [self._tried(cell, c, lr) for cell in self.study.cells for c in cell.choices]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        cells = tuple(cell.chosen(best.get(cell.column, {})) for cell in self.study.cells)
-        return tried, replace(self, study=replace(self.study, cells=cells))
+        rates = {c: {"lr": s["lr"]} for c, s in best.items() if "lr" in s}
+        study = self.study
+        cells = tuple(c.chosen(best.get(c.column, rates.get(c.follows, {}))) for c in study.cells)
+        return tried, replace(self, study=replace(study, cells=cells))
 
     def _tried(self, cell: Any, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
-        row, it = self._rows()[0], cell.chosen(choice)
-        losses = [self._loss(self._job(it, row, seed, lr)) for seed in TUNING_SEEDS]
+        row, it, seeds = self._rows()[0], cell.chosen(choice), self.study.tuning_seeds
+        losses = [self._loss(self._job(it, row, seed, lr)) for seed in seeds]
         mean = fmean(losses)
         return {
             "column": cell.column,
             "settings": choice,
-            "seeds": list(TUNING_SEEDS),
+            "seeds": list(seeds),
             "losses": [loss if math.isfinite(loss) else None for loss in losses],
             "mean": mean if math.isfinite(mean) else None,
         }
-
-    # -- numbers ------------------------------------------------------------------------------
 
     def numbers(self, lr: dict[str, float], tuned: dict[str, dict[float, float]]) -> dict[str, Any]:
         cells = [self._cell(row, cell, lr) for row in self._rows() for cell in self.study.cells]
@@ -297,14 +308,15 @@ class Work:
             "git": first_run.head["git"],
             "data": first_run.head["data"],
             "parameters": first_run.head["model"]["parameters"],
-            "learning_rates": {base: _finite(losses) for base, losses in tuned.items()},
+            "tuning_seed": self.study.tuning_seeds[0],
+            "learning_rates": {base: results.finite(losses) for base, losses in tuned.items()},
             "cells": cells,
-            "differences": [d for row in self._rows() for d in self._differences(row.label, cells)],
+            "differences": results.differences(cells, self.study.pairs, self.study.primary),
             "published": {k: list(v) for k, v in self.study.published.items()},
         }
 
     def _cell(self, row: TableRow, cell: Cell, lr: dict[str, float]) -> dict[str, Any]:
-        jobs = [self._job(cell, row, seed, lr) for seed in range(self.scale.seeds)]
+        jobs = [self._job(cell, row, seed, lr) for seed in self.scale.seeds]
         runs = [run for job in jobs if (run := self._trial(job).run()) is not None]
         losses = [run.val_loss for run in runs]
         known = [loss for loss in losses if loss is not None]
@@ -324,27 +336,3 @@ class Work:
             "tokens_per_second": [(run.end or {}).get("tokens_per_second") for run in runs],
             "curve": [[v["step"], v["loss"]] for v in runs[0].of("val")],
         }
-
-    def _differences(self, row: str, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        at = {c["column"]: c["losses"] for c in cells if c["row"] == row}
-        found = []
-        for one, other in self.study.pairs:
-            pairs = zip(at[one], at[other], strict=True)
-            gaps = [a - b for a, b in pairs if a is not None and b is not None]
-            if gaps:
-                spread = stdev(gaps) if len(gaps) > 1 else None
-                found.append(
-                    {"row": row, "one": one, "other": other, "mean": fmean(gaps), "spread": spread,
-                     "n": len(gaps), "p": p_value(gaps)}
-                )  # fmt: skip
-        return found
-
-
-def _finite(losses: dict[float, float]) -> dict[str, float | None]:
-    """Replace the infinite loss of a diverged run by None, because JSON has no infinity."""
-    return {str(lr): loss if math.isfinite(loss) else None for lr, loss in sorted(losses.items())}
-
-
-def best(losses: dict[float, float]) -> float:
-    """Return the learning rate with the lowest loss."""
-    return min(losses, key=losses.__getitem__)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import stats
 from .files import write_atomically
 from .labels import value as shown
 
@@ -30,11 +32,13 @@ def page(studies: Sequence[Numbers], head: str) -> str:
 def markdown(numbers: Numbers) -> str:
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
     if numbers["differences"]:
-        parts += ["Differences by seed (negative: the first is better):", _differences(numbers)]
-    if "analysis" in numbers:
-        parts += [_model(numbers["analysis"]), _intervals(numbers["analysis"])]
+        pairs = list(dict.fromkeys((d["one"], d["other"]) for d in numbers["differences"]))
+        named = [d for d in numbers["differences"][: len(pairs)] if d.get("primary")]
+        if found := differences(numbers["cells"], pairs, len(named)):
+            parts += [_tested(found), _differences(found)]
     if numbers["learning_rates"]:
-        parts += ["Learning rates of the baselines, seed 0:", _rates(numbers)]
+        seed = numbers.get("tuning_seed", 0)
+        parts += [f"Learning rates of the baselines, seed {seed}:", _rates(numbers)]
     if numbers.get("choices"):
         parts += ["Settings chosen by the mean loss over other seeds:", _choices(numbers)]
     parts += numbers.get("notes", [])
@@ -76,32 +80,74 @@ def _loss(cell: dict[str, Any]) -> str:
     return f"{cell['mean']:.4f}{spread}{lost}"
 
 
-def _differences(numbers: Numbers) -> str:
+def differences(
+    cells: Sequence[Numbers], pairs: Sequence[tuple[str, str]], primary: int = 1
+) -> list[Numbers]:
+    """Compare pairs of columns in each row by the fit of loss = variant + seed.
+
+    primary: number of leading pairs that are primary comparisons. Only they have a p value.
+    """
+    found = [
+        _difference(row, one, other, fit, j < primary)
+        for row, fit in _fits(cells).items()
+        for j, (one, other) in enumerate(pairs)
+    ]
+    known = [d for d in found if d is not None]
+    tested = [d for d in known if d["primary"] and d["p"] is not None]
+    for d, p in zip(tested, stats.holm([d["p"] for d in tested]), strict=True):
+        d["p"] = p
+    return known
+
+
+def _fits(cells: Sequence[Numbers]) -> dict[str, stats.Fit]:
+    """Fit the losses of each row. A column with a diverged seed takes no part."""
+    rows: dict[str, dict[Any, float]] = {}
+    for cell in cells:
+        if None not in cell["losses"]:
+            losses = {(cell["column"], seed): loss for seed, loss in enumerate(cell["losses"])}
+            rows.setdefault(cell["row"], {}).update(losses)
+    return {row: stats.fit(losses) for row, losses in rows.items()}
+
+
+def _difference(row: str, one: str, other: str, fit: stats.Fit, primary: bool) -> Numbers | None:
+    gap = fit.difference(one, other)
+    if gap is None:
+        return None
+    return {
+        "row": row, "one": one, "other": other, "primary": primary, "mean": gap.mean,
+        "low": gap.low, "high": gap.high, "p": gap.p if primary else None,
+        "sd": fit.sd, "freedom": fit.freedom, "n": len(fit.by_seed[0]),
+    }  # fmt: skip
+
+
+def _tested(found: Sequence[Numbers]) -> str:
+    lines = ["Differences (negative: the first is better) with 95 % intervals from a fit of "
+             f"{stats.MODEL} to each row. The residuals of all columns are pooled."]  # fmt: skip
+    known = [d for d in found if d["sd"] is not None]
+    for d in {d["row"]: d for d in known}.values():
+        least = stats.detectable(d["sd"], d["n"], d["freedom"])
+        lines.append(
+            f"{d['row']}: residual sd {d['sd']:.4f}, {d['freedom']} degrees of freedom; {d['n']} "
+            f"seeds find a difference of {least:.4f} with a probability of 80 %."
+        )
+    named = {f"{d['one']} against {d['other']}": d for d in found if d["primary"]}
+    if named:
+        lines.append(f"Primary: {'; '.join(named)}. Only primary comparisons have p values, after "
+                     "Holm's correction for their number.")  # fmt: skip
+    return " ".join(lines)
+
+
+def _differences(found: Sequence[Numbers]) -> str:
     lines = []
-    for d in numbers["differences"]:
-        spread = f"{d['spread']:.4f}" if d["spread"] is not None else "-"
-        p = f"{d['p']:.3f}" if d["p"] is not None else "-"
-        lines.append([d["row"], d["one"], d["other"], f"{d['mean']:+.4f}", spread, p, str(d["n"])])
-    return table(["", "", "against", "difference", "spread", "p (paired t)", "n"], lines)
+    for d in found:
+        ends = "-" if d["low"] is None else f"{d['low']:+.4f} to {d['high']:+.4f}"
+        p = "" if d["p"] is None else f"{_probability(d['p'])} {stats.stars(d['p'])}".strip()
+        lines.append([d["row"], d["one"], d["other"], f"{d['mean']:+.4f}", ends, p])
+    return table(["", "", "against", "difference", "95 % interval", "p"], lines)
 
 
-def _model(analysis: Numbers) -> str:
-    one, other = analysis["primary"]
-    return (
-        f"Differences to {analysis['baseline']} with {analysis['level']:.0%} intervals. Pooled: "
-        f"the fit {analysis['model']} (sd {analysis['residual_sd']:.4f}, "
-        f"{analysis['degrees_of_freedom']} degrees of freedom). Paired: the seeds of the two "
-        f"variants alone. The primary comparison is {one} against {other}:"
-    )
-
-
-def _intervals(analysis: Numbers) -> str:
-    lines = []
-    for d in analysis["differences"]:
-        both = [d["pooled"], d["paired"]]
-        ranges = [f"{i['low']:+.4f} to {i['high']:+.4f}" for i in both]
-        lines.append([d["variant"], f"{both[0]['difference']:+.4f}", *ranges])
-    return table(["", "difference", "pooled", "paired"], lines)
+def _probability(p: float) -> str:
+    return "< 0.001" if p < 1e-3 else f"{p:.3f}"
 
 
 def _rates(numbers: Numbers) -> str:
@@ -135,3 +181,13 @@ def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = [list(head), ["---"] * len(head), *map(list, lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def finite(losses: dict[float, float]) -> dict[str, float | None]:
+    """Replace the infinite loss of a diverged run by None, because JSON has no infinity."""
+    return {str(lr): loss if math.isfinite(loss) else None for lr, loss in sorted(losses.items())}
+
+
+def best(losses: dict[float, float]) -> float:
+    """Return the learning rate with the lowest loss."""
+    return min(losses, key=losses.__getitem__)

@@ -1,278 +1,141 @@
-"""Statistics of runs: group them by variant, and compare the variants.
+"""Statistics of losses: one fit of loss = variant + seed for all comparisons of a table.
 
-A variant is a job without its seed. Variants are compared seed by seed. The same seed gives the
-same initial weights and the same batches, so much of the noise cancels.
+The same seed gives the same initial weights and the same batches, so a seed moves the losses of all
+variants together. The residuals of all variants are pooled: with v variants and s seeds, an
+interval has (v-1)(s-1) degrees of freedom instead of s-1. A variant may lack some seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
-from statistics import fmean, median, stdev
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from . import labels
-from .records import DIVERGED, FINISHED, STOPPED, Record, Run
+import numpy as np
 
-UNFINISHED = "unfinished"
+LEVEL = 0.95
+POWER = 0.8
+MODEL = "loss = variant + seed"
 STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
-AXES = ("lr", "wd")
-SCALE = ("preset", "data", "horizon", "steps", "batch", "context", "width", "depth")
-"""Settings that a comparison of optimizers keeps equal."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The runs of one variant, one for each seed."""
-
-    label: str
-    job: Record
-    runs: list[Run] = field(repr=False)
-    repeats: int = 0
-    """Number of earlier runs of the same jobs, which are ignored."""
-
-    @cached_property
-    def losses(self) -> dict[Any, float]:
-        """Final validation losses of the finished runs, by seed."""
-        found = {run.job.get("seed"): run.val_loss for run in self.runs}
-        return {seed: loss for seed, loss in found.items() if loss is not None}
-
-    @property
-    def n(self) -> int:
-        return len(self.losses)
-
-    @property
-    def mean(self) -> float | None:
-        return fmean(self.losses.values()) if self.losses else None
-
-    @property
-    def spread(self) -> float | None:
-        """Sample standard deviation over seeds, or None for one seed."""
-        return stdev(self.losses.values()) if self.n > 1 else None
-
-    @property
-    def so_far(self) -> float | None:
-        """Mean of the latest validation losses if no run has finished, else None."""
-        latest = [vals[-1]["loss"] for run in self.runs if (vals := run.of("val"))]
-        known = [loss for loss in latest if loss is not None]
-        return fmean(known) if known and not self.losses else None
-
-    @property
-    def statuses(self) -> Counter[str]:
-        return Counter(status(run) for run in self.runs)
-
-    @property
-    def diverged(self) -> int:
-        return self.statuses[DIVERGED]
-
-    @property
-    def step_seconds(self) -> float | None:
-        return _mean(step_seconds(run) for run in self.runs)
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return _mean(tokens_per_second(run) for run in self.runs)
-
-    @property
-    def state_bytes(self) -> float | None:
-        return _mean((run.end or {}).get("state_bytes") for run in self.runs)
-
-    def summary(self) -> str:
-        """Return one status such as 'finished', or the number of runs with each status."""
-        counts = self.statuses
-        if len(counts) == 1:
-            return _progress(self.runs) if UNFINISHED in counts else next(iter(counts))
-        order = dict.fromkeys((FINISHED, DIVERGED, STOPPED, UNFINISHED, *counts))
-        return ", ".join(f"{counts[name]} {name}" for name in order if counts[name])
-
-
-def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
-    """Group runs by variant, in order of first appearance. Keep the latest run of each seed."""
-    groups: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        seeds = groups.setdefault(labels.key(labels.without_seed(run.job)), {})
-        seeds.setdefault(labels.value(run.job.get("seed")), []).append(run)
-    found = [[max(same, key=_recency) for same in seeds.values()] for seeds in groups.values()]
-    repeats = [sum(len(same) - 1 for same in seeds.values()) for seeds in groups.values()]
-    jobs = [labels.without_seed(kept[0].job) for kept in found]
-    named = zip(labels.labels(jobs), jobs, found, repeats, strict=True)
-    return [
-        Variant(label, job, sorted(kept, key=_seed), again) for label, job, kept, again in named
-    ]
-
-
-def _recency(run: Run) -> tuple[bool, str]:
-    """Sort key: a run that is done wins over a later run that is not."""
-    return run.done, str(run.head.get("time", ""))
-
-
-def _seed(run: Run) -> tuple[int, str]:
-    seed = run.job.get("seed")
-    return (seed, "") if isinstance(seed, int) else (0, str(seed))
-
-
-def status(run: Run) -> str:
-    """Return finished, diverged or stopped. A running or killed run is unfinished."""
-    return UNFINISHED if run.end is None else str(run.end.get("status", UNFINISHED))
-
-
-def epochs(run: Run) -> float:
-    """Return how often the run read its training data, or 0 if it has not ended."""
-    return float((run.end or {}).get("epochs") or 0.0)
-
-
-def notes(run: Run) -> list[str]:
-    """Return the distinct notes of a run, such as a failure to save."""
-    found = [str(r.get("text", "")) for r in run.records if r["kind"] == "note"]
-    return list(dict.fromkeys(found))
-
-
-def _progress(runs: Sequence[Run]) -> str:
-    done = [r["step"] for run in runs for r in (run.of("step")[-1:] or run.of("val")[-1:])]
-    total = sum(run.job.get("steps") or 0 for run in runs)
-    return f"{UNFINISHED}, {sum(done) / total:.0%}" if total else UNFINISHED
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return fmean(known) if known else None
-
-
-def step_seconds(run: Run) -> float | None:
-    """Return the median time between records, so that pauses and validations do not count."""
-    steps = [r for r in run.of("step") if r.get("seconds") is not None]
-    pairs = [(b["seconds"] - a["seconds"], b["step"] - a["step"])
-             for a, b in pairwise(steps)]  # fmt: skip
-    rates = [seconds / count for seconds, count in pairs if seconds > 0]
-    return median(rates) if rates else None
-
-
-def tokens_per_second(run: Run) -> float | None:
-    rates = [r["tokens_per_second"] for r in run.of("step") if r.get("tokens_per_second")]
-    return median(rates[1:] or rates) if rates else None  # the first one includes compilation
-
-
-# -- differences ----------------------------------------------------------------------------------
+Cells = Mapping[tuple[Any, Any], float]
+"""Losses by variant and seed."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Loss of a variant minus loss of its baseline, over the seeds that both finished."""
+    """Loss of a variant minus loss of another one.
+
+    low, high: ends of the 95 % interval. They and p are None if there are no residuals.
+    """
 
     mean: float
-    n: int
-    p: float | None
-    """Of a two-sided paired t-test, or None for one seed."""
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    freedom: int = 0
 
     @property
-    def stars(self) -> str:
-        """One to three stars. No correction for the number of variants."""
-        return next((s for level, s in STARS if self.p is not None and self.p < level), "")
-
-
-def difference(variant: Variant, base: Variant) -> Difference | None:
-    """Return the mean difference by seed, or None if they share no finished seed."""
-    gaps = [
-        variant.losses[seed] - base.losses[seed] for seed in variant.losses if seed in base.losses
-    ]
-    return Difference(fmean(gaps), len(gaps), p_value(gaps)) if gaps else None
-
-
-def p_value(gaps: Sequence[float]) -> float | None:
-    """Return the p value of a two-sided paired t-test, or None for fewer than two pairs.
-
-    gaps: the differences between the pairs
-    """
-    if len(gaps) < 2:
-        return None
-    if stdev(gaps) == 0:  # scipy warns and returns nan here
-        return 0.0 if fmean(gaps) else 1.0
-    from scipy.stats import ttest_1samp  # slow to import
-
-    return float(ttest_1samp(gaps, 0.0).pvalue)
-
-
-def bases(variants: Sequence[Variant]) -> list[Variant]:
-    """Return the baseline of each variant.
-
-    The baseline is the first variant. If the variants have several scales, and a scale has several
-    variants, each scale has its own. If the first variant belongs to a sweep, the best variant of
-    that sweep is the baseline, because nobody would use a poor learning rate.
-    """
-    lines = sweep(variants, AXES[0])
-    first: dict[str, Variant] = {}
-    for line in lines:
-        first.setdefault(scale(line.job), line.head)
-    if len(first) == len(lines):  # the variants differ in scale only
-        return [lines[0].head] * len(variants)
-    return [first[scale(variant.job)] for variant in variants]
-
-
-def scale(job: Record) -> str:
-    return labels.key({name: job.get(name) for name in SCALE})
-
-
-# -- sweeps ---------------------------------------------------------------------------------------
+    def clear(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)
-class SweepLine:
-    """One optimizer along an axis. Each point is the best variant over the other axes."""
+class Fit:
+    """A least-squares fit of loss = variant + seed.
 
-    label: str
-    job: Record
-    points: list[tuple[float, Variant]]
-    tried: int
-    """Number of variants that the points were chosen from."""
+    effects: loss of each variant at the average seed
+    weights: row j gives the effect of variant j as a weighted sum of the losses
+    sd: standard deviation of the residuals, or None without degrees of freedom
+    """
 
-    @property
-    def best(self) -> tuple[float, Variant] | None:
-        known = [(x, variant) for x, variant in self.points if variant.mean is not None]
-        return min(known, key=lambda point: _loss(point[1]), default=None)
+    variants: list[Hashable]
+    effects: np.ndarray
+    weights: np.ndarray
+    by_seed: np.ndarray
+    """Indicators of the seeds, one row for each loss."""
+    sd: float | None
+    freedom: int
 
-    @property
-    def head(self) -> Variant:
-        """The best variant of the line, or the first one if none has finished."""
-        return self.best[1] if self.best else self.points[0][1]
+    def effect(self, variant: Hashable) -> float:
+        return float(self.effects[self.variants.index(variant)])
 
-    @property
-    def edge(self) -> bool:
-        """Whether the best value is the first or the last one, so a better one may lie outside."""
-        ends = [self.points[0][0], self.points[-1][0]]
-        return len(self.points) > 1 and self.best is not None and self.best[0] in ends
-
-
-def sweep(variants: Sequence[Variant], axis: str) -> list[SweepLine]:
-    """Return one line for each set of variants that differ in the axes only."""
-    groups: dict[str, list[Variant]] = {}
-    for variant in variants:
-        groups.setdefault(labels.key(labels.without_seed(variant.job, AXES)), []).append(variant)
-    jobs = [labels.without_seed(group[0].job, AXES) for group in groups.values()]
-    named = zip(labels.labels(jobs), jobs, groups.values(), strict=True)
-    return [SweepLine(label, job, _points(group, axis), len(group)) for label, job, group in named]
+    def difference(self, one: Hashable, other: Hashable) -> Difference | None:
+        """Return loss of `one` minus loss of `other`, or None if no seeds connect them."""
+        if one not in self.variants or other not in self.variants:
+            return None
+        a, b = self.variants.index(one), self.variants.index(other)
+        weights = self.weights[a] - self.weights[b]
+        if np.abs(weights @ self.by_seed).max() > 1e-9:  # it would contain the effect of a seed
+            return None
+        gap = float(self.effects[a] - self.effects[b])
+        if self.sd is None:
+            return Difference(gap)
+        return interval(gap, self.sd * float(np.sqrt(weights @ weights)), self.freedom)
 
 
-def swept(lines: Iterable[SweepLine]) -> bool:
-    return any(len(line.points) > 1 for line in lines)
+def fit(losses: Cells) -> Fit:
+    """Fit a table of losses. Not every variant needs every seed."""
+    variants = list(dict.fromkeys(v for v, _ in losses))
+    seeds = list(dict.fromkeys(s for _, s in losses))
+    y = np.array(list(losses.values()), dtype=float)
+    by_variant = np.array([[v == name for name in variants] for v, _ in losses], dtype=float)
+    by_seed = np.array([[s == name for name in seeds] for _, s in losses], dtype=float)
+    means = by_variant.T / by_variant.sum(0)[:, None]
+    within = by_seed - by_variant @ (means @ by_seed)  # seeds, relative to their variant's mean
+    # The smallest seed effects that fit: in each connected part of the table they sum to zero.
+    seed_weights = np.linalg.pinv(within)
+    weights = means - means @ by_seed @ seed_weights
+    effects = weights @ y
+    rest = y - by_variant @ effects - by_seed @ (seed_weights @ y)
+    freedom = len(y) - len(variants) - int(np.linalg.matrix_rank(within))
+    sd = math.sqrt(float(rest @ rest) / freedom) if freedom > 0 else None
+    return Fit(list(variants), effects, weights, by_seed, sd, freedom)
 
 
-def _points(variants: Iterable[Variant], axis: str) -> list[tuple[float, Variant]]:
-    at: dict[float, Variant] = {}
-    for variant in variants:
-        x = float(variant.job.get(axis) or 0)
-        at[x] = min(at.get(x, variant), variant, key=_loss)
-    return sorted(at.items(), key=lambda point: point[0])
+def interval(gap: float, error: float, freedom: int) -> Difference:
+    """Return a difference with its interval and the p value of a two-sided t-test."""
+    from scipy.stats import t  # slow to import
+
+    if error < 1e-12:  # no residuals, up to rounding
+        return Difference(gap, gap, gap, 1.0 if abs(gap) < 1e-12 else 0.0, freedom)
+    half = float(t.ppf((1 + LEVEL) / 2, freedom)) * error
+    p = 2 * float(t.sf(abs(gap) / error, freedom))
+    return Difference(gap, gap - half, gap + half, p, freedom)
 
 
-def _loss(variant: Variant) -> float:
-    return math.inf if variant.mean is None else variant.mean
+def paired(gaps: Sequence[float]) -> Difference | None:
+    """Return the mean of differences by seed, from these two variants alone."""
+    if not gaps:
+        return None
+    cells = {(v, s): gap * v for s, gap in enumerate(gaps) for v in (0, 1)}
+    return fit(cells).difference(1, 0)
 
 
-def best(variants: Sequence[Variant], axis: str) -> dict[str, float]:
-    """Return the best value of the axis for each line with several points."""
-    lines = [line for line in sweep(variants, axis) if len(line.points) > 1]
-    return {line.label: line.best[0] for line in lines if line.best}
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return the p values after Holm's correction for their number."""
+    order = sorted(range(len(ps)), key=ps.__getitem__)
+    found, least = [0.0] * len(ps), 0.0
+    for place, j in enumerate(order):
+        least = max(least, min(1.0, (len(ps) - place) * ps[j]))
+        found[j] = least
+    return found
+
+
+def stars(p: float | None) -> str:
+    """Return one to three stars for a corrected p value of a primary comparison."""
+    return next((s for level, s in STARS if p is not None and p < level), "")
+
+
+def detectable(sd: float, seeds: int, freedom: int) -> float:
+    """Return the difference that a test of two variants finds with a probability of POWER.
+
+    seeds: number of seeds of each of the two variants
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    limit = float(t.ppf((1 + LEVEL) / 2, freedom))
+    missed: Any = lambda shift: float(nct.sf(limit, freedom, shift)) - POWER  # noqa: E731
+    return float(brentq(missed, 0.0, 10 * limit + 10)) * sd * math.sqrt(2 / seeds)

@@ -12,6 +12,8 @@ from typing import Any
 
 from .job import Job
 
+SEEDS = (0, 1, 2, 3, 4)
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -21,7 +23,7 @@ class Scale:
     sizes: tuple[tuple[str, dict[str, Any]], ...]
     """Labels and settings of the models, from small to large."""
     horizons: tuple[str, ...]
-    seeds: int
+    seeds: tuple[int, ...]
     lr: dict[str, float]
     """Learning rates of the baselines. If they are tuned, the middle of the first grid."""
     tuned: bool
@@ -37,7 +39,7 @@ SCALES = {
             for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
         ),
         ("1x", "4x"),
-        1,
+        SEEDS,
         {},
         False,
         "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
@@ -46,16 +48,12 @@ SCALES = {
         "proxy",
         tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
         ("1x",),
-        3,
+        SEEDS,
         {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
         True,
         "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
     ),
 }
-
-
-TUNING_SEEDS = (100, 101)
-"""Seeds on which a cell's settings are chosen. No number of a study comes from them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,9 @@ class Cell:
     base: str
     settings: dict[str, Any] = field(default_factory=dict)
     choices: tuple[dict[str, Any], ...] = ()
-    """Settings to choose from by the mean loss over TUNING_SEEDS; until then the first is used."""
+    """Settings to choose from by the mean loss over the study's tuning seeds."""
+    follows: str = ""
+    """The column whose chosen learning rate this cell uses."""
 
     def chosen(self, settings: dict[str, Any]) -> Cell:
         """Return the cell with one of its choices."""
@@ -106,8 +106,12 @@ class Study:
     """table, curves (loss against steps), or an axis such as wd."""
     pairs: tuple[tuple[str, str], ...] = ()
     """Pairs of columns to compare: (column, its baseline)."""
+    primary: int = 1
+    """Number of leading pairs that are primary comparisons, which get a p value."""
     published: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """The numbers in the paper, by row."""
+    tuning_seeds: tuple[int, ...] = (100, 101)
+    """Seeds on which the settings of a cell are chosen. No number of a study comes from them."""
 
 
 def horizons(scale: Scale) -> list[TableRow]:
@@ -132,6 +136,11 @@ SODA_ADAM = _cell("SODA(Adam)", "soda(adamw)", "adamw")
 DAGGER = _cell("SODA-dagger", "soda_dagger", "uscion")
 
 DECAYS = tuple(2.0**e for e in range(-4, 4))
+ADAMW_GRID = tuple({"lr": 2.0**e, "wd": w} for e in range(-10, -6) for w in (0.5, 0.25, 0.1, 0.0))
+SCION_GRID = tuple({"lr": 2.0**e} for e in range(-13, -9))
+COUPLED = {"decay": "coupled"}
+MUON_TUNED = _cell("Muon, wd 1", "muon", "muon", wd=1.0)
+SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled")
 MOMENTA = ((0.05, 0.0), (0.05, 0.05), (0.05, 0.1), (0.1, 0.0), (0.1, 0.05), (0.1, 0.1))
 
 STUDIES = {
@@ -224,7 +233,7 @@ STUDIES = {
                 "Muon, best wd", "muon", "muon", choices=tuple({"wd": w} for w in (0.5, 1.0, 2.0))
             ),
             _cell("SODA(Muon) hidden", "soda(muon)", "muon"),
-            _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled"),
+            SODA_COUPLED,
             _cell("SODA(Muon) all, coupled", "soda_all(muon)", "muon", decay="coupled"),
         ),
         horizons,
@@ -235,6 +244,72 @@ STUDIES = {
             ("Muon", "Muon, best wd"),
             ("SODA(Muon) hidden, coupled", "SODA(Muon) hidden"),
         ),
+    ),
+    "adamw": Study(
+        "AdamW: weight decay against the pull",
+        (
+            replace(ADAM, column="AdamW", choices=tuple(c for c in ADAMW_GRID if not c["wd"])),
+            replace(ADAM, column="AdamW, best wd", choices=ADAMW_GRID),
+            *(
+                Cell(column, optimizer, "adamw", settings, follows="AdamW, best wd")
+                for column, optimizer, settings in (
+                    ("SODA(AdamW) hidden", "soda(adamw)", {}),
+                    ("SODA(AdamW) hidden, coupled", "soda(adamw)", COUPLED),
+                    ("SODA(AdamW) tied, coupled", "soda_tied(adamw)", COUPLED),
+                )
+            ),
+        ),
+        horizons,
+        pairs=(
+            ("SODA(AdamW) hidden, coupled", "AdamW, best wd"),
+            ("SODA(AdamW) hidden", "AdamW, best wd"),
+            ("SODA(AdamW) tied, coupled", "AdamW, best wd"),
+            ("AdamW", "AdamW, best wd"),
+            ("SODA(AdamW) hidden, coupled", "SODA(AdamW) hidden"),
+        ),
+        tuning_seeds=(100,),
+    ),
+    "scion": Study(
+        "SODA-dagger against Scion and uScion, each with its own learning rate",
+        (
+            replace(SCION, choices=SCION_GRID),
+            replace(USCION, choices=SCION_GRID),
+            Cell(
+                "SODA(uScion) hidden, coupled", "soda(uscion)", "uscion", COUPLED, follows="uScion"
+            ),
+            replace(DAGGER, choices=SCION_GRID),
+            replace(DAGGER, column="SODA-dagger, coupled", settings=COUPLED, follows="SODA-dagger"),
+        ),
+        horizons,
+        pairs=(
+            ("SODA-dagger", "Scion"),
+            ("SODA-dagger, coupled", "Scion"),
+            ("SODA(uScion) hidden, coupled", "Scion"),
+            ("uScion", "Scion"),
+            ("SODA-dagger, coupled", "SODA-dagger"),
+        ),
+        tuning_seeds=(100,),
+    ),
+    "sizes": Study(
+        "Muon with a weight decay tuned at width 256, and the coupled pull, as the model grows",
+        (MUON_TUNED, SODA_COUPLED),
+        sizes,
+        "size",
+        ((SODA_COUPLED.column, MUON_TUNED.column),),
+    ),
+    "horizons": Study(
+        "Muon with a weight decay tuned at 1x, and the coupled pull, at other horizons",
+        (MUON_TUNED, SODA_COUPLED),
+        lambda scale: [TableRow(h, {"horizon": h}) for h in ("0.5x", "1x", "2x", "4x")],
+        "curves",
+        ((SODA_COUPLED.column, MUON_TUNED.column),),
+    ),
+    "learning-rates": Study(
+        "Muon and the coupled pull over three octaves of the learning rate",
+        (MUON, SODA_COUPLED),
+        lambda scale: [TableRow(f"lr 2^{e}", {"lr": 2.0**e}) for e in range(-12, -8)],
+        "lr",
+        ((SODA_COUPLED.column, "Muon"),),
     ),
     "table-hyperparameters": Study(
         "Table: the settings of each optimizer, run once",

@@ -20,9 +20,10 @@ from . import checkpoint, records
 from .data import Dataset, Windows, open_data
 from .execution import Execution, World, join_world
 from .identity import Refused, check_run, identity
-from .job import Job, resolve
+from .job import Job, preset, resolve
 from .progress import Progress, Silent
 from .records import Run
+from .reuse import reuse
 from .training import Training
 
 DATA = Path("runs/data")
@@ -40,20 +41,23 @@ def train(
     stop: called after each step. If it returns True, the run is saved and stops.
     """
     device = execution.target()
-    if execution.threads:
-        torch.set_num_threads(execution.threads)
+    if threads := execution.threads or preset(job.preset).threads:
+        torch.set_num_threads(threads)
     ranks = join_world(device)
     data = _opened(job, ranks)
     resolved = resolve(job, data.vocab)
+    asked = identity(resolved, Windows(data.train, resolved.shape.context).fingerprint())
+    shown = progress or Silent()
     with _locked(folder, ranks), _stop_on_signal(stop) as stopped:
+        new = ranks.size == 1 and not (folder / records.FILE).exists()
+        if new and (other := reuse(folder, resolved.key, asked, device)):
+            shown.say(f"this job is done already: copied from {other}")
         if run := records.begun(folder):
-            fingerprint = Windows(data.train, resolved.shape.context).fingerprint()
-            check_run(run, identity(resolved, fingerprint), folder)
+            check_run(run, asked, folder)
             if run.done:
                 if run.finished and ranks.first:
                     checkpoint.clear(folder)  # the run may have been killed before it did this
                 return run
-        shown = progress or Silent()
         Training(resolved, data, folder, execution, device, ranks, shown, stopped).run()
     ranks.wait()
     return records.read(folder)

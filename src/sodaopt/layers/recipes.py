@@ -14,6 +14,7 @@ from sodaopt._errors import unknown
 from sodaopt.core.method import Method
 from sodaopt.geometry import BiasRMS, Norm, Sign, Spectral
 from sodaopt.layers.roles import MATRICES, PARENT, ROLES
+from sodaopt.schedules import Coef, uniform
 
 
 class Rule(NamedTuple):
@@ -61,15 +62,18 @@ UNDECAYED = {"scion": "uscion", "adamw": "adam"}
 """The same recipe without weight decay: soda() pulls to the initial weights instead."""
 
 
-def soda(recipe: str | Recipe, only: tuple[str, ...] = MATRICES) -> dict[str, Rule]:
+def soda(
+    recipe: str | Recipe, only: tuple[str, ...] = MATRICES, decay: Coef = uniform
+) -> dict[str, Rule]:
     """Return the anchored form of a recipe. A recipe given by name loses its weight decay.
 
     only: the roles to anchor. The default is the paper's, the hidden layers. tuple(ROLES) anchors
     every layer.
+    decay: strength of the pull, as in zoo.soda.
     """
     base = rules(UNDECAYED.get(recipe, recipe) if isinstance(recipe, str) else recipe)
     anchored = {
-        role: rule._replace(method=zoo.soda(rule.method))
+        role: rule._replace(method=zoo.soda(rule.method, decay))
         for role in only
         if (rule := rule_of(base, role)) is not None
     }

@@ -10,7 +10,7 @@ numbers, `advance()` moves them by one step, and the optimizer keeps them in its
 # ruff: isort: skip_file
 
 from sodaopt.schedules.coefficients import (
-    NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, at_lr, check_memory, debias,
+    NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, check_memory, debias,
     fade, first, grow, linear, log_time, lr, mean, over, start, times, triangular, uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
@@ -19,7 +19,7 @@ from sodaopt.schedules.history import (
 )  # fmt: skip
 
 __all__ = [
-    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after", "at_lr",
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
     "check_memory", "coupled", "debias", "fade", "first", "grow", "heavy_alpha", "heavy_alpha_bar",
     "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean", "nadam_alpha_bar",
     "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value", "weights",

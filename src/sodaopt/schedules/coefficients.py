@@ -132,20 +132,6 @@ class over(Schedule):
 
 
 @dataclass(frozen=True)
-class at_lr(Schedule):
-    """c_k at a fixed learning rate instead of the optimizer's."""
-
-    c: Coef
-    lr: float
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return value(self.c, k, self.lr, past)
-
-    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
-        return advance(self.c, past, k, self.lr)
-
-
-@dataclass(frozen=True)
 class first(Schedule):
     """1 at k = 0, then c_k: an average that starts at its first sample."""
 

@@ -18,6 +18,7 @@ from sodaopt.schedules.coefficients import (
     Schedule,
     maximum,
     minimum,
+    uniform,
     value,
 )
 
@@ -124,10 +125,12 @@ class _LargestLr(Schedule):
 class coupled(Schedule):
     """c_k lr_k / (largest lr so far): the pull falls with the learning rate, to 0 if lr does.
 
+    c: the strength while lr is the largest so far. The default is 1/(k+2).
+
     While lr is constant or rises, this is c_k. Before the first lr > 0 it is 0.
     """
 
-    c: Coef
+    c: Coef = uniform
 
     def _parts(self) -> list[Coef]:
         return [self.c, _LargestLr()]

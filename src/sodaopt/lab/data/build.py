@@ -46,6 +46,8 @@ class Recipe:
     workers: int = os.cpu_count() or 1
     seed: int = 0
     licence: str = ""
+    field: str = "text"
+    """Field or column with the text, in JSON lines and Parquet."""
 
 
 def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda _: None) -> None:
@@ -113,7 +115,7 @@ def _shards(recipe: Recipe, folder: Path, tell: Tell) -> dict[str, Any]:
 
 def _encoded(recipe: Recipe, files: Sequence[Path], path: Path, tell: Tell) -> Ids:
     """Write the ids of all documents in order, each after the separator. Return them."""
-    batches = _batches(files, recipe.tokenizer.splittable, tell)
+    batches = _batches(files, recipe, tell)
     with path.open("wb") as file, ThreadPoolExecutor(recipe.workers) as pool:
         jobs = (pool.submit(_encode, recipe.tokenizer, batch) for batch in batches)
         _drain(jobs, 2 * recipe.workers, file)
@@ -134,10 +136,10 @@ def _drain(jobs: Iterable[Future[Ids]], ahead: int, file: BinaryIO) -> None:
 Part = tuple[str, bool]  # text, and whether it is the start of a document
 
 
-def _batches(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[list[Part]]:
+def _batches(files: Sequence[Path], recipe: Recipe, tell: Tell) -> Iterator[list[Part]]:
     batch: list[Part] = []
     size = 0
-    for part in _parts(files, split, tell):
+    for part in _parts(files, recipe, tell):
         batch.append(part)
         size += len(part[0])
         if size >= BATCH:
@@ -147,10 +149,10 @@ def _batches(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[list[Pa
         yield batch
 
 
-def _parts(files: Sequence[Path], split: bool, tell: Tell) -> Iterator[Part]:
+def _parts(files: Sequence[Path], recipe: Recipe, tell: Tell) -> Iterator[Part]:
     for path in files:
-        for document in texts.documents(path, tell):
-            parts = texts.pieces(document) if split else [document]
+        for document in texts.documents(path, tell, recipe.field):
+            parts = texts.pieces(document) if recipe.tokenizer.splittable else [document]
             for k, part in enumerate(parts):
                 yield part, k == 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional, arg, subcommand
 
 from ..visible import visible
 from . import build, download, prepare
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 class Prepare:
     """Make a data set from text files.
 
-    .jsonl: each line is a document, in the field "text".
+    .jsonl and .parquet: each line or row is a document, in the field "text" or that of --field.
     .txt and other text: lines <|endoftext|> separate documents. Without them, a file is a document.
     Files may be compressed: .xz, .zst, .gz."""
 
-    files: Positional[tuple[Path, ...]]
+    files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
     """The text files."""
+    field: str = "text"
+    """Field of JSON lines, or column of Parquet, with the text."""
     vocab: int | None = None
     """Vocabulary of a new byte-level BPE tokenizer, trained on the text. Default: 8192."""
     tokenizer: str | None = None
@@ -61,7 +63,7 @@ class Prepare:
         options = prepare.PrepareOptions(
             self.files, self.out or prepare.default_out(self.files), self.vocab, self.tokenizer,
             self.val, self.val_fraction, prepare.count(self.shard_tokens), self.workers,
-            self.seed, self.licence, self.force,
+            self.seed, self.licence, self.force, self.field,
         )  # fmt: skip
         with _progress(console, options.size) as (stage, tell):
             data = prepare.prepare(options, stage, tell)
@@ -75,9 +77,9 @@ class Download:
 
     name: Positional[Literal["fineweb10B", "fineweb100B"]]
     """Name of the data set."""
-    shards: Positional[int] = 9
+    shards: Annotated[Positional[int], arg(metavar="SHARDS")] = 9
     """Number of training shards, 100 M tokens each: up to 103 for fineweb10B, 1030 for
-    fineweb100B."""
+    fineweb100B. `sodaopt train --dry-run` says how many a run needs."""
     out: Path | None = None
     """Folder of the data set. Default: runs/data/NAME."""
     endpoint: str | None = None
@@ -102,7 +104,7 @@ class Download:
 class Info:
     """Describe a data set, or list all of them."""
 
-    name: Positional[str] = ""
+    name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """Name or folder of a data set. Default: list all."""
     verify: bool = False
     """Compare the checksums of the shards with those in meta.json."""

@@ -35,6 +35,7 @@ class PrepareOptions:
     seed: int = 0
     licence: str = ""
     force: bool = False
+    field: str = "text"
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -80,7 +81,7 @@ def prepare(
     """
     recipe = build.Recipe(
         options.files, _tokenizer(options, stage), options.val, options.val_fraction,
-        options.shard_tokens, options.workers, options.seed, options.licence,
+        options.shard_tokens, options.workers, options.seed, options.licence, options.field,
     )  # fmt: skip
     stage("encoding")
     try:
@@ -95,14 +96,16 @@ def _tokenizer(options: PrepareOptions, stage: Stage) -> Tokenizer:
         return tokenizer.load(options.tokenizer)
     vocab = options.vocab or VOCAB
     stage(f"training a tokenizer of {vocab} tokens")
-    return tokenizer.train(sample(options.files), vocab)
+    return tokenizer.train(sample(options.files, field=options.field), vocab)
 
 
-def sample(files: Sequence[Path], most: int = SAMPLE) -> Iterator[str]:
+def sample(files: Sequence[Path], most: int = SAMPLE, field: str = "text") -> Iterator[str]:
     """Yield the beginning of each file, with the same number of characters for each."""
     for path in files:
         left = most // len(files)
-        parts = chain.from_iterable(texts.pieces(text) for text in texts.documents(path))
+        parts = chain.from_iterable(
+            texts.pieces(text) for text in texts.documents(path, field=field)
+        )
         for part in parts:
             yield part
             left -= len(part)

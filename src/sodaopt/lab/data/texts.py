@@ -1,4 +1,4 @@
-"""Read documents from text files: plain text or JSON lines, optionally compressed."""
+"""Read documents from text files: plain text, JSON lines (optionally compressed) or Parquet."""
 
 from __future__ import annotations
 
@@ -35,20 +35,17 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path} is empty")
 
 
-def documents(path: Path, seen: Seen = lambda _: None) -> Iterator[str]:
+def documents(path: Path, seen: Seen = lambda _: None, field: str = "text") -> Iterator[str]:
     """Yield the documents of a file in order.
 
-    Plain text has a line `<|endoftext|>` between documents, or is one document. In JSON lines, each
-    line is a document, in the field "text".
+    Plain text has a line `<|endoftext|>` between documents, or is one document. In JSON lines and
+    Parquet, each line or row is a document.
 
     seen: called with the number of bytes since the last call
+    field: the field of JSON lines, or the column of Parquet, with the text
     """
-    name = path.name.lower()
-    for ending in PACKED:
-        name = name.removesuffix(ending)
     with path.open("rb") as raw:
-        lines = _lines(path, raw)
-        found = _json_lines(path, lines) if name.endswith(".jsonl") else _separated(path, lines)
+        found = _found(path, raw, field)
         empty, at = True, 0
         for text in found:
             seen(raw.tell() - at)
@@ -58,6 +55,35 @@ def documents(path: Path, seen: Seen = lambda _: None) -> Iterator[str]:
                 yield text
     if empty:
         raise DataError(f"{path} contains no text")
+
+
+def _found(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
+    name = path.name.lower()
+    if name.endswith(".parquet"):
+        return _parquet(path, raw, field)
+    for ending in PACKED:
+        name = name.removesuffix(ending)
+    lines = _lines(path, raw)
+    return _json_lines(path, lines, field) if name.endswith(".jsonl") else _separated(path, lines)
+
+
+def _parquet(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ModuleNotFoundError:
+        raise DataError(f"{path} needs pyarrow: pip install pyarrow") from None
+    try:
+        file = parquet.ParquetFile(raw)
+    except ArrowInvalid as e:
+        raise DataError(f"{path} is damaged or cut short: {e}") from None
+    if field not in file.schema_arrow.names:
+        known = ", ".join(file.schema_arrow.names)
+        raise DataError(f"{path} has no column {field!r}: name one of {known} with --field")
+    for batch in file.iter_batches(columns=[field]):
+        for text in batch.column(0).to_pylist():
+            if not isinstance(text, str):
+                raise DataError(f"{path}: expected text in the column {field!r}, got {text!r:.40}")
+            yield text
 
 
 def _lines(path: Path, raw: BinaryIO) -> Iterator[bytes]:
@@ -130,18 +156,18 @@ def _separated(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
         yield _text(path, b"".join(document))
 
 
-def _json_lines(path: Path, lines: Iterator[bytes]) -> Iterator[str]:
+def _json_lines(path: Path, lines: Iterator[bytes], field: str) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            text = json.loads(line)[field]
             if b"\\u" in line:
                 text.encode()  # raises for half of a surrogate pair
         except (ValueError, KeyError, TypeError, AttributeError):
             text = None
         if not isinstance(text, str):
-            raise DataError(f'{path}, line {number}: expected a JSON object with a field "text"')
+            raise DataError(f'{path}, line {number}: expected a JSON object with a field "{field}"')
         yield text
 
 

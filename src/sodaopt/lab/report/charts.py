@@ -9,9 +9,11 @@ from statistics import fmean, median
 from typing import Any
 
 from .. import labels
-from ..records import DIVERGED, Run
-from ..stats import AXES, SCALE, SweepLine, Variant, scale, status, sweep, swept
+from ..optimizers import parse
+from ..records import DIVERGED, FINISHED, Run
+from ..variants import AXES, SCALE, SweepLine, Variant, scale, status, sweep, swept
 
+NAMES = {"lr": "learning rate", "wd": "weight decay"}
 POINTS = 1500
 """Most points of a curve."""
 BUDGET = 12_000
@@ -74,11 +76,7 @@ def _drawn(variant: Variant) -> list[tuple[str, list[Run]]]:
 
 
 def _curve(label: str, colour: int, main: bool, runs: Sequence[Run], kind: str) -> Curve:
-    at: dict[int, list[dict[str, Any]]] = {}
-    for run in runs:
-        for record in run.of(kind):
-            if record.get("loss") is not None:
-                at.setdefault(record["step"], []).append(record)
+    at = _common(runs, kind)
     losses = [[float(r["loss"]) for r in at[step]] for step in sorted(at)]
     mean = [fmean(some) for some in losses]
     several = kind == "val" and any(len(some) > 1 for some in losses)
@@ -94,6 +92,21 @@ def _curve(label: str, colour: int, main: bool, runs: Sequence[Run], kind: str) 
         [min(some) for some in losses] if several else [],
         [max(some) for some in losses] if several else [],
     )
+
+
+def _common(runs: Sequence[Run], kind: str) -> dict[int, list[dict[str, Any]]]:
+    """Return the records of the steps that all runs have, so that each mean is over the same seeds.
+
+    If some runs have finished, the others do not count.
+    """
+    done = [run for run in runs if status(run) == FINISHED] or list(runs)
+    at: dict[int, list[dict[str, Any]]] = {}
+    for run in done:
+        for record in run.of(kind):
+            if record.get("loss") is not None:
+                at.setdefault(record["step"], []).append(record)
+    most = max(map(len, at.values()), default=0)
+    return {step: found for step, found in at.items() if len(found) == most}
 
 
 def _along(at: dict[int, list[dict[str, Any]]], name: str) -> list[float]:
@@ -141,13 +154,18 @@ class Mark:
     spread: float | None
     diverged: int
     label: str
+    n: int
+    """Number of seeds in the loss."""
+    fewer: bool
+    """Whether other points of the panel have more seeds. Such a point is hollow."""
 
 
 @dataclass(frozen=True)
 class Trace:
     """A line of a sweep.
 
-    level: the optimizer does not have the setting, so the line is horizontal
+    level: the optimizer does not have a weight decay, so the line is horizontal
+    best, lowest: the best value of the setting, and its loss
     edge: the best value is the first or the last one
     """
 
@@ -156,6 +174,7 @@ class Trace:
     level: bool
     marks: list[Mark]
     best: str
+    lowest: float | None
     edge: bool
 
 
@@ -171,6 +190,8 @@ class Panel:
     range: tuple[float, float]
     chosen: str
     """The other setting, if each point is the best of several of its values, else empty."""
+    notes: list[str]
+    """Sentences about the marks that the panel has."""
 
 
 def panels(variants: Sequence[Variant]) -> list[Panel]:
@@ -197,10 +218,33 @@ def _panel(lines: Sequence[SweepLine], indices: Sequence[int], axis: str, title:
     at = dict(zip(values, positions(values), strict=True))
     inner = labels.labels([line.job for line in lines])
     named = zip(lines, indices, inner, strict=True)
-    traces = [_trace(line, colour, label, axis, at) for line, colour, label in named]
+    most = max(variant.n for line in lines for _, variant in line.points)
+    traces = [_trace(line, colour, label, axis, at, most) for line, colour, label in named]
     ends = [end for line in lines for _, variant in line.points for end in interval(variant)]
     ticks, names = list(at.values()), [labels.value(v) for v in values]
-    return Panel(axis, title, ticks, names, traces, window(ends or [0.0]), _chosen(lines, axis))
+    reach, chosen = window(ends or [0.0]), _chosen(lines, axis)
+    notes = _notes(traces, axis, chosen, reach[1])
+    return Panel(axis, title, ticks, names, traces, reach, chosen, notes)
+
+
+def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[str]:
+    """Describe the marks of a panel, and only those that are drawn."""
+    drawn = [mark for trace in traces for mark in trace.marks if not trace.level]
+    counts = {mark.n for trace in traces for mark in trace.marks if mark.n}
+    high = any(mark.loss is not None and mark.loss > top and not mark.diverged for mark in drawn)
+    level = ", ".join(trace.label for trace in traces if trace.level)
+    said = {
+        f"Level lines have no {NAMES[axis]} to tune: {level}.": level,
+        f"At each point, the best {NAMES.get(chosen, chosen)}.": chosen,
+        "Edge: the best value is the last one tried. A better one may lie beyond it.": any(
+            trace.edge for trace in traces
+        ),
+        f"Points are means over {min(counts, default=0)} to {max(counts, default=0)} seeds. Those "
+        "with fewer seeds are hollow: differences to them are less certain.": len(counts) > 1,
+        "× at the top: a seed diverged.": any(mark.diverged for mark in drawn),
+        "▴ at the top: a loss beyond the axis.": high,
+    }
+    return [text for text, holds in said.items() if holds]
 
 
 def interval(variant: Variant) -> tuple[float, ...]:
@@ -216,18 +260,25 @@ def positions(values: Sequence[float]) -> list[float]:
 
 def _level(line: SweepLine, axis: str) -> bool:
     """Whether the optimizer does not have the setting. All of them have a learning rate."""
-    return axis == "wd" and [x for x, _ in line.points] == [0.0]
+    if axis != "wd" or [x for x, _ in line.points] != [0.0]:
+        return False
+    try:
+        return not parse(str(line.job.get("optimizer"))).decays
+    except ValueError:  # an optimizer of another version
+        return False
 
 
-def _trace(line: SweepLine, colour: int, label: str, axis: str, at: dict[float, float]) -> Trace:
+def _trace(
+    line: SweepLine, colour: int, label: str, axis: str, at: dict[float, float], most: int
+) -> Trace:
     level = _level(line, axis)
     marks = [
-        Mark(0.0 if level else at[x], variant.mean, variant.spread, variant.diverged, variant.label)
-        for x, variant in line.points
+        Mark(0.0 if level else at[x], v.mean, v.spread, v.diverged, v.label, v.n, 0 < v.n < most)
+        for x, v in line.points
     ]
     several = len(line.points) > 1 and line.best is not None
     best = labels.value(line.best[0]) if several and line.best else ""
-    return Trace(label, colour, level, marks, best, line.edge)
+    return Trace(label, colour, level, marks, best, line.head.mean, line.edge)
 
 
 def _chosen(lines: Iterable[SweepLine], axis: str) -> str:

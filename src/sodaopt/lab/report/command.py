@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from sodaopt._errors import unknown
 
+from ..arguments import Grouped, Output
 from ..records import FILE, Run, find
 from ..visible import visible
-from .page import kept
+from .page import Plan
+from .rows import rows
 
 
 @dataclass
 class Report:
     """Compare runs on one HTML page, which needs no network. Runs may be unfinished."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER ...")]
     """Folders of runs, or folders that contain such folders."""
     out: Path | None = None
     """File of the page. Default: report.html in the first folder."""
@@ -33,24 +35,26 @@ class Report:
     """Also write the charts as PNG, next to the page."""
     svg: bool = False
     """Also write the charts as SVG."""
+    output: Annotated[Output, Grouped] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("name at least one folder of runs")
 
     def run(self) -> int:
-        from rich.console import Console
-
         from . import comparison_table, write_report
 
-        console = Console() if sys.stdout.isatty() else Console(width=100)
+        console = self.output.console()
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
-        console.print(comparison_table(runs))
+        primary = [pair for folder in self.runs for pair in Plan.load(folder).primary]
+        console.print(comparison_table(runs, console.width, primary))
         out = self.out or self.runs[0] / "report.html"
-        files = [write_report(runs, out, self.title or self._title(runs))]
+        files = [write_report(runs, out, self.title or self._title(runs), primary)]
         for file in files + self._figures(runs, out):
             console.print(visible(file), **plain)
+        if self.output.json:
+            print(json.dumps(rows(runs, primary) | {"report": str(out)}))
         return 0
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
@@ -61,22 +65,24 @@ class Report:
         names = {run.optimizer for run in runs}
         if self.baseline and self.baseline not in names:
             raise ValueError(unknown("baseline", self.baseline, names))
-        order = [path.resolve() for folder in self.runs for path in kept(folder)[1]]
+        order = [(folder / name).resolve() for folder in self.runs
+                 for name in Plan.load(folder).runs]  # fmt: skip
         place = {path: j for j, path in enumerate(order)}
         runs.sort(key=lambda run: place.get(run.folder.resolve(), len(place)))
         return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
 
     def _title(self, runs: Sequence[Run]) -> str:
         """Return the title of the existing page if it shows these runs, else a new title."""
-        title, shown = kept(self.runs[0])
-        same = {run.folder.resolve() for run in runs} <= {path.resolve() for path in shown}
-        return title if title and same else _name(self.runs)
+        plan = Plan.load(self.runs[0])
+        shown = {(self.runs[0] / name).resolve() for name in plan.runs}
+        same = {run.folder.resolve() for run in runs} <= shown
+        return plan.title if plan.title and same else _name(self.runs)
 
     def _figures(self, runs: Sequence[Run], out: Path) -> list[Path]:
         kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]
         if not kinds:
             return []
-        from ..stats import group_by_variant
+        from ..variants import group_by_variant
         from .figures import draw
 
         return draw(group_by_variant(runs), out.with_suffix(""), kinds)

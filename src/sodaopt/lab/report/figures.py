@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from sodaopt._figures import STYLE
 
 from ..labels import pretty
-from ..stats import Variant
-from .charts import Curve, Mark, Panel, Trace, curves, panels
+from ..variants import Variant
+from .charts import NAMES, Curve, Mark, Panel, Trace, curves, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B4568F", "#C98500", "#3A9FD8", "#4A4F59", "#6A3FB5")
+DODGE = 0.12  # in powers of two
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
-NAMES = {"lr": "learning rate", "wd": "weight decay"}
 
 
 def draw(variants: Sequence[Variant], stem: Path, kinds: Sequence[str]) -> list[Path]:
@@ -94,8 +94,8 @@ def sweeps(found: Sequence[Panel]) -> Figure:
     figure = Figure(figsize=(4.6 * len(found), 3.6), layout="constrained")
     for j, panel in enumerate(found):
         ax = figure.add_subplot(1, len(found), j + 1)
-        for trace in panel.traces:
-            _trace(ax, trace, panel)
+        for place, trace in enumerate(panel.traces):
+            _trace(ax, trace, panel, DODGE * (place - (len(panel.traces) - 1) / 2))
         ax.set(title=_escaped(panel.title), xlabel=NAMES[panel.axis], ylabel="final loss",
                ylim=panel.range)  # fmt: skip
         ax.set_xticks(panel.ticks, [pretty(name) for name in panel.names])
@@ -103,7 +103,11 @@ def sweeps(found: Sequence[Panel]) -> Figure:
     return figure
 
 
-def _trace(ax: Axes, trace: Trace, panel: Panel) -> None:
+def _trace(ax: Axes, trace: Trace, panel: Panel, dodge: float) -> None:
+    """Draw a line of a sweep.
+
+    dodge: shift of the marks at the top, so that those of several lines do not cover each other
+    """
     known = [mark for mark in trace.marks if mark.loss is not None]
     look, label = style(trace.colour), _escaped(trace.label)
     if trace.level:
@@ -113,9 +117,12 @@ def _trace(ax: Axes, trace: Trace, panel: Panel) -> None:
         return
     losses, spreads = [m.loss or 0.0 for m in known], [m.spread or 0.0 for m in known]
     ax.errorbar([m.x for m in known], losses, spreads, marker="o", label=label, **look)
+    hollow = [m for m in known if m.fewer]
+    ax.plot([m.x for m in hollow], [m.loss or 0.0 for m in hollow], "o", mfc="white", zorder=3,
+            color=look["color"])  # fmt: skip
     # Diverged runs and losses above the range have markers at the top.
-    gone = [m.x for m in trace.marks if m.diverged]
-    beyond = [m.x for m in known if (m.loss or 0.0) > panel.range[1] and not m.diverged]
+    gone = [m.x + dodge for m in trace.marks if m.diverged]
+    beyond = [m.x + dodge for m in known if (m.loss or 0.0) > panel.range[1] and not m.diverged]
     for xs, marker in ((gone, "x"), (beyond, "^")):
         if xs:  # an empty line without clipping would stretch the layout
             ax.plot(xs, [panel.range[1]] * len(xs), marker, color=look["color"], clip_on=False)

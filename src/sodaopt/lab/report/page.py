@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from html import escape
@@ -18,41 +18,54 @@ from typing import Any
 
 from sodaopt import __version__
 
+from ..comparison import Pairs, comparisons
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
-from ..stats import Variant, group_by_variant
-from . import charts, tables, text
+from ..variants import Variant, group_by_variant
+from . import charts, sentences, tables, text
 
 KEPT = "report.json"
 SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
 
 
-def write_report(runs: Sequence[Run], out: Path, title: str, *, keep: bool = False) -> Path:
-    """Write the page. Readers see the old page or the complete new one.
+@dataclass(frozen=True)
+class Plan:
+    """What a page shows: its title, the folders of its runs in order, and its primary comparisons.
 
-    keep: also save its title and the order of its runs for `sodaopt report`
+    It is saved before the runs start, so that the primary comparisons are named before any result.
     """
+
+    title: str = ""
+    runs: tuple[str, ...] = ()
+    primary: tuple[tuple[str, str], ...] = ()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / KEPT, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Return the plan in a folder, or an empty one. Version 0.1 had no primary comparisons."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+            pairs = tuple((str(a), str(b)) for a, b in values.get("primary", ()))
+            return cls(str(values["title"]), tuple(map(str, values["runs"])), pairs)
+        return cls()
+
+
+def write_report(runs: Sequence[Run], out: Path, title: str, primary: Pairs = ()) -> Path:
+    """Write the page. Readers see the old page or the complete new one."""
     if not runs:
         raise ValueError("a report needs at least one run")
-    page = html(group_by_variant(runs), title)
+    page = html(group_by_variant(runs), title, primary)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
-    if keep:
-        kept = json.dumps({"title": title, "runs": [run.folder.name for run in runs]}, indent=1)
-        write_atomically(out.with_name(KEPT), [f"{kept}\n".encode()])
     return out
 
 
-def kept(folder: Path) -> tuple[str, list[Path]]:
-    """Return the saved title and runs of the page in a folder, or an empty title and list."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
-        return str(values["title"]), [folder / name for name in values["runs"]]
-    return "", []
-
-
-def html(found: Sequence[Variant], title: str) -> str:
+def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
+    lines = comparisons(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
     parts = {
@@ -61,9 +74,9 @@ def html(found: Sequence[Variant], title: str) -> str:
         "licence": asset("uPlot.LICENSE"),
         "style": asset("uPlot.min.css") + asset("page.css"),
         "facts": " · ".join(map(tables.show, facts(runs))),
-        "headlines": "".join(map(headline, text.headlines(found)[:4])),
-        "results": tables.results(found),
-        "notes": "".join(f"<li>{escape(note)}</li>" for note in text.notes(found)),
+        "headlines": "".join(map(headline, sentences.headlines(lines)[:4])),
+        "results": tables.results(lines),
+        "notes": "".join(f"<li>{escape(note)}</li>" for note in sentences.notes(lines)),
         "samples": section("samples", "Samples", tables.samples(found)),
         "setup": tables.setup(runs),
         "runs": tables.runs_table(found),

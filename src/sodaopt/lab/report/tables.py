@@ -8,9 +8,10 @@ from typing import Any
 
 from sodaopt.layers.table import size
 
+from ..comparison import Comparison
 from ..labels import differing, distinguishing, pretty, value
 from ..records import FINISHED, Record, Run
-from ..stats import AXES, Variant, status, sweep
+from ..variants import AXES, Variant, status, sweep
 from . import charts, text
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
@@ -18,8 +19,8 @@ DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
 the same list."""
 HUES = 8
 MANY = 12  # most rows of a table without folding
-RESULTS = ("variant", "val loss", "", "n", "difference", "p", "ms/step", "tokens/s", "state",
-           "status")  # fmt: skip
+RESULTS = ("variant", "val loss", "seeds", "n", "difference", "95 % interval", "ms/step",
+           "tokens/s", "state", "status")  # fmt: skip
 DOTS = 110  # width of the small chart in the table, in pixels
 SAMPLE = 1500  # most characters of a sample
 
@@ -43,42 +44,40 @@ def swatch(colour: int) -> str:
 # -- results --------------------------------------------------------------------------------------
 
 
-def results(variants: Sequence[Variant]) -> str:
+def results(lines: Sequence[Comparison]) -> str:
     """Return the headline table. A long sweep shows its best variants, and folds the others."""
+    variants = [line.variant for line in lines]
     heads = [line.head for line in sweep(variants, AXES[0])]
+    colours = {v.label: c for v, c in zip(variants, charts.colours(variants), strict=True)}
     if len(variants) <= MANY or len(heads) == len(variants):
-        return _results(variants, variants)
-    best = [variant for variant in variants if any(variant is head for head in heads)]
+        return _results(text.ordered(lines), colours)
+    best = [line for line in lines if any(line.variant is head for head in heads)]
     summary = f"<summary>All {len(variants)} variants</summary>"
-    everything = f"<details>{summary}{_results(variants, variants)}</details>"
-    return _results(variants, best) + everything
+    everything = f"<details>{summary}{_results(text.ordered(lines), colours)}</details>"
+    return _results(text.ordered(best), colours) + everything
 
 
-def _results(variants: Sequence[Variant], shown: Sequence[Variant]) -> str:
-    means = [variant.mean for variant in shown if variant.mean is not None]
-    ends = [end for variant in shown for end in charts.interval(variant)]
+def _results(lines: Sequence[Comparison], colours: dict[str, int]) -> str:
+    ends = [end for line in lines for end in charts.interval(line.variant)]
     reach = charts.window(ends) if ends else (0.0, 1.0)
+    best = min((line.variant.rank for line in lines if line.variant.n), default=None)
     body = "".join(
-        _result(
-            line, colour, reach, line.variant.mean is not None and line.variant.mean == min(means)
-        )
-        for line, colour in zip(text.comparisons(variants), charts.colours(variants), strict=True)
-        if any(line.variant is variant for variant in shown)
+        _result(line, colours[line.variant.label], reach, line.variant.rank == best)
+        for line in lines
     )
     head = "".join(f'<th scope="col">{name}</th>' for name in RESULTS)
     return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _result(line: text.Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
-    variant = line.variant
-    mark = f'<span class="mark">{line.difference.stars}</span>' if line.difference else ""
-    gap = "baseline" if variant is line.base else minus(line.gap.rstrip("* ")) + mark
+def _result(line: Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
+    variant, row = line.variant, text.Row(line)
+    gap = f'{minus(row.gap)}<span class="mark">{line.stars}</span>'
     cells = [
-        ("val loss", f'<b>{line.loss}</b> <span class="soft">{line.spread}</span>'),
-        ("dots", _dots(variant, colour, reach)),
-        ("n", line.n),
-        ("difference", gap if variant is not line.base else f'<span class="soft">{gap}</span>'),
-        ("p", minus(line.p)),
+        ("val loss", f'<b>{row.loss}</b> <span class="soft">{row.spread}</span>'),
+        ("seeds", _dots(variant, colour, reach)),
+        ("n", row.n),
+        ("difference", gap if variant is not line.base else f'<span class="soft">{row.gap}</span>'),
+        ("95 % interval", minus(row.range)),
         ("ms/step", text.milliseconds(variant.step_seconds)),
         ("tokens/s", text.count(variant.tokens_per_second)),
         ("state", size(variant.state_bytes or 0)),
@@ -86,7 +85,7 @@ def _result(line: text.Comparison, colour: int, reach: tuple[float, float], best
     ]
     body = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells)
     name = f'<th scope="row">{swatch(colour)}<span>{show(variant.label)}</span></th>'
-    return f"<tr{' class=best' if best else ''}>{name}{body}</tr>"
+    return f"<tr{' class=best' if best and variant.n else ''}>{name}{body}</tr>"
 
 
 def _tone(variant: Variant) -> str:

@@ -1,12 +1,13 @@
-"""Format the headline table for a terminal of 100 columns."""
+"""Format the headline table for a terminal of any width."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..comparison import Pairs, comparisons
 from ..records import FINISHED, Run
-from ..stats import group_by_variant
+from ..variants import group_by_variant
 from ..visible import visible
 from . import text
 
@@ -14,27 +15,48 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WORDS = ("variant", "status")
+"""Columns of words, which may wrap. Numbers are never cut."""
+FIRST_TO_GO = ("tok/s", "state", "ms/step", "status", "n", "95 % interval", "difference")
+"""Columns that a narrow terminal does not show, in this order."""
+NARROWEST = 14
+"""Least width of a column of words."""
 
 
-def comparison_table(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ()) -> Table:
     """Return a table with a row for each variant, and the same numbers as the page."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
+    lines = text.ordered(comparisons(group_by_variant(runs), primary))
+    rows = [[visible(cell) for cell in text.Row(line).cells()] for line in lines]
+    columns = fitting(rows, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in text.COLUMNS:
-        words = name in WORDS
-        # Only columns of words may wrap.
-        table.add_column(name, justify="left" if words else "right", no_wrap=not words,
+    for j in columns:
+        words = text.COLUMNS[j] in WORDS
+        table.add_column(text.COLUMNS[j], justify="left" if words else "right", no_wrap=not words,
                          overflow="fold")  # fmt: skip
-    found = text.comparisons(group_by_variant(runs))
-    least = min(
-        (line.variant.mean for line in found if line.variant.mean is not None), default=None
-    )
-    for line in found:
-        style = "bold" if line.variant.mean == least is not None else None
+    best = min((line.variant.rank for line in lines if line.variant.n), default=None)
+    for line, row in zip(lines, rows, strict=True):
+        style = "bold" if line.variant.n and line.variant.rank == best else None
         style = style if line.variant.statuses[FINISHED] else "dim"
-        cells = [escape(visible(cell)) for cell in line.cells()]
+        cells = [escape(row[j]) for j in columns]
         table.add_row(*cells, style="red" if line.variant.diverged else style)
     return table
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the columns that fit, without the columns that no row uses."""
+    used = [j for j in range(len(text.COLUMNS)) if any(row[j] for row in rows)]
+    for name in (None, *FIRST_TO_GO):
+        used = [j for j in used if text.COLUMNS[j] != name]
+        if sum(_width(rows, j) + 1 for j in used) <= width:
+            break
+    return used
+
+
+def _width(rows: Sequence[Sequence[str]], j: int) -> int:
+    """Return the width that a column needs. A column of words may wrap."""
+    name = text.COLUMNS[j]
+    widest = max(len(name), *(len(row[j]) for row in rows))
+    return min(widest, NARROWEST) if name in WORDS else widest

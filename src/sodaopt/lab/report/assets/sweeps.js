@@ -16,7 +16,7 @@ function sweepChart(panel) {
   const width = fit(holder, chart);
   const title = `Loss against ${name}${panel.title ? `, ${panel.title}` : ""}`;
   const box = make("div", { class: "panel" }, make("h3", {}, title), holder, sweepLegend(panel));
-  for (const line of captions(panel, name)) box.append(make("p", { class: "caption" }, line));
+  for (const line of panel.notes) box.append(make("p", { class: "caption" }, line));
   const draw = () => {
     chart.u?.destroy();
     chart.u = sweepPlot(holder, width(), panel, name);
@@ -29,9 +29,11 @@ function sweepChart(panel) {
 /** Describe a line in words. */
 function said(trace) {
   const losses = trace.marks.map((m) => m.loss).filter((y) => y != null);
-  if (!losses.length) return `${trace.label}: diverged.`;
+  const gone = trace.marks.filter((m) => m.diverged);
+  if (!losses.length) return `${trace.label}: ${gone.length ? "diverged" : "unfinished"}.`;
   const where = trace.best ? `, best at ${trace.best}${trace.edge ? " (edge)" : ""}` : "";
-  return `${trace.label}: ${Math.min(...losses).toFixed(4)}${where}.`;
+  const lost = trace.level && gone.length ? ", a seed diverged" : "";
+  return `${trace.label}: ${trace.lowest.toFixed(4)}${where}${lost}.`;
 }
 
 function sweepLegend(panel) {
@@ -40,17 +42,6 @@ function sweepLegend(panel) {
     return make("li", {}, make("span", { class: "key" }, swatch(trace.colour),
       make("span", { class: "name" }, trace.label), make("span", { class: "value" }, words)));
   }));
-}
-
-function captions(panel, name) {
-  const marks = panel.traces.flatMap((trace) => trace.marks);
-  const lines = [];
-  if (panel.traces.some((t) => t.level)) lines.push(`Level lines have no ${name}.`);
-  if (panel.traces.some((t) => t.edge)) lines.push("Edge: the best value is the last one tried; a better one may lie beyond it.");
-  if (panel.chosen) lines.push(`At each point, the best ${NAMES[panel.chosen] ?? panel.chosen}.`);
-  if (marks.some((m) => m.diverged)) lines.push("× at the top: a run diverged.");
-  if (marks.some((m) => m.loss > panel.range[1])) lines.push("▴ at the top: a loss beyond the axis.");
-  return lines;
 }
 
 // -- the plot ---------------------------------------------------------------------------------
@@ -90,20 +81,22 @@ function sweepPlot(holder, width, panel, name) {
 function sweepMarks(u, panel, grid) {
   const ctx = u.ctx, px = devicePixelRatio;
   const y = (loss) => u.valToPos(loss, "y", true);
-  for (const trace of panel.traces) {
+  panel.traces.forEach((trace, place) => {
+    // the marks at the top of several lines stand side by side
+    const beside = (place - (panel.traces.length - 1) / 2) * 11 * px;
     ctx.strokeStyle = ctx.fillStyle = hue(trace.colour);
     ctx.lineWidth = 1.25 * px;
     ctx.setLineDash([]);
-    const losses = trace.marks.map((m) => m.loss ?? Infinity), least = Math.min(...losses);
     for (const mark of trace.marks) {
       if (trace.level) { levelBand(u, mark, grid, y); continue; }
       const x = u.valToPos(mark.x, "x", true);
       if (mark.spread) clipped(u, () => stroke(ctx, [[x, y(mark.loss - mark.spread)], [x, y(mark.loss + mark.spread)]]));
-      if (mark.loss === least && trace.best) ring(ctx, x, y(mark.loss), 7.5 * px);
-      if (mark.diverged) cross(ctx, x, u.bbox.top + 9 * px, 4 * px);
-      else if (mark.loss > panel.range[1]) triangle(ctx, x, u.bbox.top + 8 * px, 4.5 * px);
+      if (mark.fewer) hollow(ctx, x, y(mark.loss), 3.5 * px);
+      if (mark.loss === trace.lowest && trace.best) ring(ctx, x, y(mark.loss), 7.5 * px);
+      if (mark.diverged) cross(ctx, x + beside, u.bbox.top + 9 * px, 4 * px);
+      else if (mark.loss > panel.range[1]) triangle(ctx, x + beside, u.bbox.top + 8 * px, 4.5 * px);
     }
-  }
+  });
 }
 
 function levelBand(u, mark, grid, y) {
@@ -126,6 +119,17 @@ function ring(ctx, x, y, r) {
   ctx.beginPath();
   ctx.arc(x, y, r, 0, 2 * Math.PI);
   ctx.stroke();
+}
+
+function hollow(ctx, x, y, r) {
+  ctx.save();
+  ctx.fillStyle = css("--paper");
+  ctx.lineWidth *= 1.3;
+  ctx.beginPath();
+  ctx.arc(x, y, r, 0, 2 * Math.PI);
+  ctx.fill();
+  ctx.stroke();
+  ctx.restore();
 }
 
 function cross(ctx, x, y, r) {
@@ -154,5 +158,6 @@ function sweepValues(u, panel, grid) {
 
 function measured(mark) {
   if (mark.loss == null) return mark.diverged ? "diverged" : "unfinished";
-  return mark.loss.toFixed(4) + (mark.spread ? ` ± ${mark.spread.toFixed(4)}` : "");
+  const lost = mark.diverged ? `, ${mark.diverged} of ${mark.n + mark.diverged} diverged` : "";
+  return `${mark.loss.toFixed(4)}${mark.spread ? ` ± ${mark.spread.toFixed(4)}` : ""}, n ${mark.n}${lost}`;
 }

@@ -1,0 +1,141 @@
+"""Say in sentences what the runs show, and with which certainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..comparison import Comparison
+from ..records import DIVERGED
+from ..stats import LEVEL, MODEL, POWER, Difference, detectable
+from ..variants import AXES, UNFINISHED, Variant, epochs, sweep, swept
+from ..variants import notes as run_notes
+from .text import Row, probability, seeds, span
+
+
+def headlines(lines: Sequence[Comparison]) -> list[tuple[str, str]]:
+    """Return a sentence for each scale of the runs, as its subject and the rest."""
+    groups: dict[str, list[Comparison]] = {}
+    for line in lines:
+        groups.setdefault(line.scale, []).append(line)
+    return [_headline(group) for group in groups.values()]
+
+
+def _headline(group: Sequence[Comparison]) -> tuple[str, str]:
+    done = sorted((line for line in group if line.variant.n), key=lambda line: line.variant.rank)
+    if not done:
+        gone = all(line.variant.diverged == len(line.variant.runs) for line in group)
+        return "", "Every run diverged." if gone else "No run has finished yet."
+    best, name = done[0].variant, done[0].variant.label
+    value = f"{Row(done[0]).loss} {Row(done[0]).spread}".strip() + f" ({seeds(best.n)})"
+    if best.diverged:
+        return name, f"has the lowest validation loss, {value}, but {best.summary()}."
+    if len(group) == 1:
+        return name, f"reaches a validation loss of {value}."
+    return name, f"has the lowest validation loss, {value}{_against(done[0], done[1:])}."
+
+
+def _against(best: Comparison, others: Sequence[Comparison]) -> str:
+    """Compare the best with the baseline, or the baseline with the next best."""
+    if best.difference is not None:
+        return f": {_compared(best.difference)} than {best.base.label}{_doubt(best)}"
+    second = next((line for line in others if line.difference and line.base is best.variant), None)
+    if second is None or second.difference is None:
+        return ""
+    gap = _compared(second.difference)
+    return f"; next, {second.variant.label} is {gap}{_doubt(second)}"
+
+
+def _compared(gap: Difference) -> str:
+    return f"{abs(gap.mean):.4f} {'lower' if gap.mean < 0 else 'higher'}"
+
+
+def _doubt(line: Comparison) -> str:
+    """Say how certain a difference is."""
+    gap = line.difference
+    if gap is None or gap.low is None:
+        return ", with one seed each"
+    p = f", {_p(line.p)}" if line.p is not None else ""
+    zero = "" if gap.clear else ", which includes zero"
+    return f" ({LEVEL:.0%} interval {span(gap)}{zero}{p})".replace("%", " %")
+
+
+def _p(p: float) -> str:
+    shown = probability(p)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
+def notes(lines: Sequence[Comparison]) -> list[str]:
+    """Return the notes below the table."""
+    found = [line.variant for line in lines]
+    said = []
+    if any(variant.spread is not None for variant in found):
+        said.append("± is the sample standard deviation over seeds.")
+    said += [*_fitted(lines), *_primary(lines), *_unequal(found)]
+    if any(swept(sweep(found, axis)) for axis in AXES):
+        said.append("The best row of a sweep is the baseline. It was chosen on the seeds that it "
+                    "is shown with, so its loss is a little too low.")  # fmt: skip
+    if any(line.difference and line.difference.low is None for line in lines):
+        said.append("One seed has no interval: small differences may be noise.")
+    return said + _caveats(found)
+
+
+def _fitted(lines: Sequence[Comparison]) -> list[str]:
+    """Describe the fit and its power, for the first scale that has one."""
+    tested = [line for line in lines if line.difference and line.difference.low is not None]
+    fit = next((line.fit for line in tested if line.fit is not None), None)
+    if fit is None or fit.sd is None:
+        return []
+    n = min(min(line.variant.n, line.base.n) for line in tested if line.fit is fit)
+    least = detectable(fit.sd, n, fit.freedom)
+    return [f"Differences are to the baseline. Their 95 % intervals are from one fit, {MODEL}, to "
+            f"all rows (residual sd {fit.sd:.4f}, {fit.freedom} degrees of freedom).",
+            f"Power: {seeds(n)} find a difference of {least:.4f} with a probability of "
+            f"{POWER:.0%}.".replace("%.", " %.")]  # fmt: skip
+
+
+def _primary(lines: Sequence[Comparison]) -> list[str]:
+    """Name the primary comparisons with their p values."""
+    tested = [line for line in lines if line.p is not None]
+    if not tested:
+        several = sum(line.difference is not None and line.difference.low is not None
+                      for line in lines) > 1  # fmt: skip
+        return ["The intervals are not corrected for the number of rows."] if several else []
+    named = ", ".join(f"{line.variant.label} against {line.base.label} ({_p(line.p or 0.0)})"
+                      for line in tested)  # fmt: skip
+    holm = f", after Holm's correction for {len(tested)}" if len(tested) > 1 else ""
+    return [f"Primary, named before the runs: {named}{holm}. Stars are for primary comparisons "
+            "only: * below 0.05, ** below 0.01, *** below 0.001."]  # fmt: skip
+
+
+def _unequal(variants: Sequence[Variant]) -> list[str]:
+    counts = {variant.n for variant in variants if variant.n and not variant.diverged}
+    if len(counts) < 2:
+        return []
+    return [f"Rows have {min(counts)} to {max(counts)} seeds (n). The differences and the order "
+            "are those of the fit, which allows for the seeds that a row lacks."]  # fmt: skip
+
+
+def _caveats(variants: Sequence[Variant]) -> list[str]:
+    """Return notes about diverged, unfinished and repeated runs."""
+    said = []
+    counts = {
+        name: sum(variant.statuses[name] for variant in variants) for name in (DIVERGED, UNFINISHED)
+    }
+    total = sum(len(variant.runs) for variant in variants)
+    if counts[DIVERGED]:
+        said.append(f"{counts[DIVERGED]} of {total} runs diverged. A row with a diverged seed "
+                    "ranks after all without one. Its mean is over the other seeds.")  # fmt: skip
+    if counts[UNFINISHED]:
+        said.append(f"{counts[UNFINISHED]} of {total} runs have not finished: a loss in "
+                    "parentheses is the latest one.")  # fmt: skip
+    if repeats := sum(variant.repeats for variant in variants):
+        said.append(f"{repeats} earlier runs of the same job and seed are ignored.")
+    runs = [(variant, run) for variant in variants for run in variant.runs]
+    if again := [seen for _, run in runs if (seen := epochs(run)) > 1]:
+        said.append(f"{len(again)} of {total} runs read training data more than once, up to "
+                    f"{max(again):.3g} times.")  # fmt: skip
+    if noted := [(variant, run) for variant, run in runs if run_notes(run)]:
+        variant, run = noted[0]
+        said.append(f"{len(noted)} of {total} runs left a note, for example {variant.label}, seed "
+                    f"{run.job.get('seed', '?')}: {run_notes(run)[-1]}")  # fmt: skip
+    return said

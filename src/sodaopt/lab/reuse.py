@@ -1,0 +1,77 @@
+"""Find a finished run of the same job in another folder, so that no job is trained twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import records
+from .checkpoint import WEIGHTS
+from .environment import environment, git
+from .files import write_atomically
+from .identity import Refused, check_run
+from .records import Run
+
+RUNS = Path("runs")
+SAME = ("sodaopt", "torch", "device")
+"""Parts of the environment that must be equal."""
+
+
+def reuse(folder: Path, key: str, asked: dict[str, Any], device: torch.device) -> Path | None:
+    """Copy a finished run of this job from another folder under runs/. Return that folder.
+
+    The run must be of the same data and device, and of the same source code without changes.
+
+    key: name of the job's folder
+    asked: identity of the job, see identity.py
+    """
+    if not folder.resolve().is_relative_to(RUNS.resolve()):
+        return None
+    source = None
+    for run in _named(key, folder):
+        source = source or _source(device)
+        if _same(run, asked, source):
+            _copy(run.folder, folder)
+            return run.folder
+    return None
+
+
+def _named(key: str, folder: Path) -> Iterator[Run]:
+    for depth in ("*", "*/*"):
+        for path in sorted(RUNS.glob(f"{depth}/{key}/{records.FILE}")):
+            if path.parent.resolve() != folder.resolve():
+                with suppress(OSError, ValueError):
+                    yield records.read(path.parent)
+
+
+def _source(device: torch.device) -> dict[str, Any]:
+    here = environment(device)
+    return {"git": git(), "environment": {name: here[name] for name in SAME}}
+
+
+def _same(run: Run, asked: dict[str, Any], source: dict[str, Any]) -> bool:
+    if not run.finished or source["git"].get("dirty") or run.head.get("git") != source["git"]:
+        return False
+    known = run.head.get("environment", {})
+    try:
+        check_run(run, asked, run.folder)
+    except Refused:
+        return False
+    return all(known.get(name) == value for name, value in source["environment"].items())
+
+
+def _copy(found: Path, folder: Path) -> None:
+    """Copy the records, and link the weights, which may be large. The records come last."""
+    weights = found / WEIGHTS
+    if weights.exists():
+        try:
+            os.link(weights, folder / WEIGHTS)
+        except OSError:  # another file system
+            shutil.copyfile(weights, folder / WEIGHTS)
+    write_atomically(folder / records.FILE, [(found / records.FILE).read_bytes()])
