@@ -51,8 +51,7 @@ def elementwise_step(b: Bucket) -> None:
 def polar_step(b: Bucket) -> None:
     """Take one step along polar factors, which stay in the dtype of their products."""
     geometry: Any = b.method.geometry
-    shards = None if b.sharing is None else b.sharing.shards(b.params)
-    _launch(b, geometry.norm.polar_factors(dual_average(b), shards), momentum=False)
+    _launch(b, geometry.norm.polar_factors(dual_average(b)), momentum=False)
 
 
 def _launch(b: Bucket, directions: list[Tensor], momentum: bool) -> None:

@@ -128,6 +128,7 @@ class SODA(StatefulOptimizer):
 
     @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
+        self.sharing.loads.clear()
         for bucket in agreed(self, self._buckets):
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
@@ -141,8 +142,7 @@ class SODA(StatefulOptimizer):
         A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
         device starts while the host prepares the rest.
         """
-        index, sharing = 0, self.sharing
-        sharing.loads.clear()
+        index = 0
         for group in self.param_groups:
             buckets: dict[Any, Bucket] = {}
             method, early = self.methods[group["method"]], False
@@ -151,18 +151,18 @@ class SODA(StatefulOptimizer):
                     continue
                 s, k = self._stepped_state(p, method, group)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-                kernel = method.kernel if kernels_run_on(p) else None
+                ranks = None if method.geometry.elementwise else self.sharing.key(p)
+                kernel = method.kernel if ranks is None and kernels_run_on(p) else None
                 if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
                     kernel = None
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
-                ranks = None if method.geometry.elementwise else sharing.key(p)
                 alone = j if group["foreach"] is False else None
                 past = tuple([float(s[name]) for name in method.memory])
                 key = k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
                 bucket = buckets.get(key)
                 if bucket is None:
                     bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
-                    bucket.sharing = None if ranks is None else sharing
+                    bucket.sharing = None if ranks is None else self.sharing
                 bucket.append(p, s, j, z0)
                 if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and not early:
                     early = True

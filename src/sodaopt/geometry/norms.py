@@ -187,10 +187,8 @@ class Spectral(Norm):
         s: Tensor = torch.linalg.matrix_norm(X, ord=2)
         return s
 
-    def polar_factors(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
+    def polar_factors(self, ds: list[Tensor]) -> list[Tensor]:
         """-lmo of each d before scaling, in the polar backend's own dtype, contiguous."""
-        if shards is not None:
-            return shards.deal(replace(self, view=matrix).polar_factors, ds, self.view)
         return [u.contiguous() for u in self.batched(lambda X: raw(self.polar, X), ds)]
 
     @torch.no_grad()
