@@ -111,7 +111,7 @@ class Log:
     """The collectives and polar factors of this rank, and the plans of its buckets."""
 
     events: list[str] = field(default_factory=list)
-    sent: int = 0
+    received: int = 0
     factors: int = 0
     flops: list[int] = field(default_factory=list)
     plans: list[Any] = field(default_factory=list)
@@ -136,18 +136,24 @@ def counted() -> Iterator[Log]:
         dist.all_gather_into_tensor,
         dist.all_reduce,
     )
-    plan = exchange.plan
+    plan, broadcast = exchange.plan, dist.broadcast
 
     def all_to_all_(out: Tensor, x: Tensor, got: Any, given: Any, group: Any, **more: Any) -> Any:
         log.events.append("all_to_all")
-        own = given[dist.get_group_rank(group, dist.get_rank())]
-        log.sent += (x.numel() - own) * x.itemsize
+        own = got[dist.get_group_rank(group, dist.get_rank())]
+        log.received += (out.numel() - own) * x.itemsize
         return all_to_all(out, x, got, given, group, **more)
 
     def gather_(out: Tensor, x: Tensor, group: Any, **more: Any) -> Any:
         log.events.append("all_gather")
-        log.sent += x.nbytes * (dist.get_world_size(group) - 1)
+        log.received += out.nbytes - x.nbytes
         return gather(out, x, group, **more)
+
+    def broadcast_(x: Tensor, group: Any, group_src: int, **more: Any) -> Any:
+        log.events.append("broadcast")
+        is_mine = dist.get_group_rank(group, dist.get_rank()) == group_src
+        log.received += 0 if is_mine else x.nbytes
+        return broadcast(x, group=group, group_src=group_src, **more)
 
     def reduce_(x: Tensor, *args: Any, **more: Any) -> Any:
         log.events.append("all_reduce" if x.is_floating_point() else "agree")
@@ -160,6 +166,7 @@ def counted() -> Iterator[Log]:
     patch.setattr(dist, "all_to_all_single", all_to_all_)
     patch.setattr(dist, "all_gather_into_tensor", gather_)
     patch.setattr(dist, "all_reduce", reduce_)
+    patch.setattr(dist, "broadcast", broadcast_)
     patch.setattr(exchange, "plan", plan_)
     try:
         yield log
@@ -188,7 +195,7 @@ def shared_work(parallelism: str, dtype: Any) -> None:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         ours = run(method, parallelism, 1, shapes, torch.float32, comm_dtype=dtype)
     itemsize = (dtype or torch.float32).itemsize
-    assert log.sent == sum(plan.elements_sent() for plan in log.plans) * itemsize
+    assert log.received == sum(p.elements_received() for p in log.plans) * itemsize
     assert log.factors == sum(plan.computed for plan in log.plans)
     every = everybody(log)
     flops = [n for other in every for n in other.flops]
@@ -196,6 +203,15 @@ def shared_work(parallelism: str, dtype: Any) -> None:
     assert max(sum(other.flops) for other in every) <= sum(flops) / RANKS + max(flops)
     theirs = run(method, None, 1, shapes, torch.float32)
     assert gap(ours, theirs) <= (3e-6 if dtype is None else 3e-2)
+
+
+def few_matrices() -> None:
+    """Two replicas have a matrix each, of different sizes, and two have none: no padding."""
+    with counted() as log:
+        ours = run(zoo.muon(), "ddp", 1, [(9, 8), (3, 2)])
+    assert set(log.events) == {"agree", "broadcast"}
+    assert log.received == [3 * 2, 9 * 8, 78, 78][dist.get_rank()] * 8
+    assert gap(ours, run(zoo.muon(), None, 1, [(9, 8), (3, 2)])) <= 1e-10
 
 
 def balanced_over_groups() -> None:
@@ -266,6 +282,7 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
     for parallelism in ("hsdp", "replicated", "ddp", "replicated tp"):
         yield same_bits, (parallelism,)
     yield balanced_over_groups, ()
+    yield few_matrices, ()
     yield silent, (None, "muon", SHAPES)
     yield silent, ("fsdp", "adamw", SHAPES)
     yield silent, ("fsdp", "muon", [(8, 3, 2), (4, 5, 5)])

@@ -128,8 +128,9 @@ class SODA(StatefulOptimizer):
 
     @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
-        self.sharing.loads.clear()
-        for bucket in agreed(self, self._buckets):
+        # elementwise maps do not communicate
+        is_local = all(method.geometry.elementwise for method in self.methods.values())
+        for bucket in self._buckets() if is_local else agreed(self, self._buckets):
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
             with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):

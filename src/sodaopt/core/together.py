@@ -20,6 +20,7 @@ def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterable[Bucket]:
 
     The check is off while a CUDA graph is captured, which would wait for the host.
     """
+    opt.sharing.loads.clear()
     shared = _shared(opt)
     if not shared or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return make()

@@ -5,7 +5,8 @@ sends the results back. A round goes through four stages, and four rounds are un
 
     1  the pieces of the matrices travel to their owners      all-to-all among the S shards
     2  the owners compute, and the results travel back         all-to-all among the S shards
-    3  the results travel to the other replicas                all-gather among the R replicas
+    3  the results travel to the other replicas                all-gather among the R replicas, or
+                                                               broadcasts if few of them have work
     4  each rank writes its pieces
 
 Round n + 1 starts to travel before round n is computed, so on a GPU communication and computation
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sodaopt._errors import times
-from sodaopt.parallel.layout import Grid, Piece, Placement, Plan, Round, padded, plan
+from sodaopt.parallel.layout import Grid, Piece, Placement, Plan, Round, boxes, count, plan
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 Compute: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
@@ -120,9 +121,10 @@ class Shards:
         packed = _packed(n.made_of, U, dtype, self.device)
         wait = self._all_to_all(packed, n.made_of, mine) if n.travels else lambda: packed
         yield
-        wait = self._all_gather(wait(), padded(n))
+        spread = self._all_gather if n.is_even else self._broadcast
+        parts = spread(wait(), n.parts)
         yield
-        _unpack(n.held, wait(), out)
+        _unpack(n.held, parts(), out)
 
     def _matrices(
         self, n: Round, ds: list[Tensor], wait: Callable[[], Tensor] | None
@@ -133,7 +135,7 @@ class Shards:
             return [ds[p.tensor][p.at].to(self.device) for p in own]
         empty = partial(torch.empty, dtype=ds[0].dtype, device=self.device)
         X = [empty([len(axis) for axis in m.box]) for m in n.mine]
-        _unpack([n.made_of], wait()[None], X)
+        _unpack([n.made_of], [wait()], X)
         return X
 
     def _all_to_all(
@@ -142,26 +144,39 @@ class Shards:
         """Start to send packed pieces to each shard. Return the function that waits for theirs."""
         import torch.distributed as dist
 
-        to, from_ = ([sum(p.size for p in pieces) for pieces in x] for x in (sent, received))
+        to, from_ = list(map(count, sent)), list(map(count, received))
         result = packed.new_empty(sum(from_))
         work = dist.all_to_all_single(result, packed, from_, to, self.shard_group, async_op=True)
         return lambda: self._waited(work, result, packed)
 
-    def _all_gather(self, part: Tensor, length: int) -> Callable[[], Tensor]:
-        """Start to send this replica's results to the others. The result is (R, length)."""
+    def _all_gather(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
+        """Start to send this replica's results to the others, padded to the same length."""
         import torch.distributed as dist
 
         if self.grid.R == 1:
-            return lambda: part[None]
-        part = torch.nn.functional.pad(part, (0, length - len(part)))
-        result = part.new_empty(self.grid.R * length)
-        work = dist.all_gather_into_tensor(result, part, self.replica_group, async_op=True)
-        return lambda: self._waited(work, result, part).view(self.grid.R, length)
+            return lambda: [part]
+        padded = torch.nn.functional.pad(part, (0, max(sizes) - len(part)))
+        result = part.new_empty(self.grid.R * len(padded))
+        work = dist.all_gather_into_tensor(result, padded, self.replica_group, async_op=True)
+        return lambda: self._waited(work, result, padded).view(self.grid.R, -1).unbind()
+
+    def _broadcast(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
+        """The same without padding, for parts of different lengths."""
+        import torch.distributed as dist
+
+        parts = [part if r == self.grid.r else part.new_empty(n) for r, n in enumerate(sizes)]
+        works = [
+            dist.broadcast(t, group=self.replica_group, async_op=True, group_src=r)
+            for r, t in enumerate(parts)
+            if len(t)
+        ]
+        return lambda: [self._waited(works, t, t) for t in parts]
 
     def _waited(self, work: Any, result: Tensor, sent: Tensor) -> Tensor:
-        """Wait for a collective. `sent` is an argument so that its memory lives until here."""
+        """Wait for one or more collectives. `sent` is an argument so that its memory lives on."""
         try:
-            work.wait()
+            for one in work if isinstance(work, list) else [work]:
+                one.wait()
         except RuntimeError as e:
             shapes = ", ".join(times(shape) for shape in self.shapes)
             raise RuntimeError(
@@ -199,8 +214,7 @@ class Shards:
 
     def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
         """This rank's slice of a parameter's sums."""
-        shape, placement = self.placements[j]
-        box = placement.boxes(shape)[self.grid.s]
+        box = boxes(*self.placements[j])[self.grid.s]
         return tuple(
             slice(0, 1) if d in summed else slice(axis.start, axis.stop)
             for d, axis in enumerate(box)
@@ -226,7 +240,9 @@ def _packed(
     return torch.cat(flat).to(device, dtype) if flat else torch.empty(0, dtype=dtype, device=device)
 
 
-def _unpack(pieces: list[list[list[Piece]]], packed: Tensor, tensors: Sequence[Tensor]) -> None:
+def _unpack(
+    pieces: list[list[list[Piece]]], packed: Sequence[Tensor], tensors: Sequence[Tensor]
+) -> None:
     """Copy packed pieces to their places. packed[r] holds pieces[r], and then padding."""
     for row, part in zip(pieces, packed, strict=True):
         begin = 0

@@ -9,9 +9,9 @@ and each shard has R replicas:
 
 Every matrix has one owner, which computes it once for all ranks. The heaviest matrix goes to the
 rank with the least work so far, then the next one. So no rank has more than its share of the work
-and one matrix. A matrix that lies whole in one shard (experts sharded over experts) is owned by a
-rank with that shard, and does not travel. The other matrices travel in rounds: in a round, each
-owner gets matrices of at most `limit` elements, but at least one.
+and one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
+matrix is owned by a rank that has it, and does not travel to its owner. The other matrices travel
+in rounds: in a round, each owner gets matrices of at most `limit` elements, but at least one.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -52,12 +52,13 @@ class Placement(NamedTuple):
                 box[cut] = box[cut][at[d] * size : (at[d] + 1) * size]
         return tuple(box)
 
-    def boxes(self, shape: Shape) -> tuple[Box, ...]:
-        """The slice of each of the S shards."""
-        axes = [
-            range(n if cut is not None else 1) for n, cut in zip(self.mesh, self.cuts, strict=True)
-        ]
-        return tuple(self.box(shape, at) for at in product(*axes))
+
+@lru_cache(maxsize=1024)
+def boxes(shape: Shape, placement: Placement) -> tuple[Box, ...]:
+    """The slice of each of the S shards."""
+    mesh = zip(placement.mesh, placement.cuts, strict=True)
+    axes = [range(n if cut is not None else 1) for n, cut in mesh]
+    return tuple(placement.box(shape, at) for at in product(*axes))
 
 
 class Grid(NamedTuple):
@@ -104,6 +105,17 @@ class Round(NamedTuple):
     held: list[list[list[Piece]]]
     made_of: list[list[Piece]]
 
+    @property
+    def parts(self) -> list[int]:
+        """The elements of this rank's shards that each replica computes."""
+        return [sum(map(count, row)) for row in self.held]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether an all-gather among the replicas, which pads all parts to the longest, moves
+        less than twice the elements. Else each replica broadcasts its part."""
+        return max(self.parts) * len(self.parts) <= 2 * sum(self.parts)
+
 
 class Plan(NamedTuple):
     """The rounds of a bucket, and the work of each rank r * S + s after them."""
@@ -117,21 +129,22 @@ class Plan(NamedTuple):
         """The number of matrices that this rank computes."""
         return sum(len(r.mine) for r in self.rounds)
 
-    def elements_sent(self) -> int:
-        """The elements that this rank sends to others, padding included."""
-        R, S, r, s = self.grid
+    def elements_received(self) -> int:
+        """The elements that this rank receives from others, padding included."""
+        S, r, s = self.grid[1:]
         total = 0
         for n in self.rounds:
             if n.travels:
-                to = [n.held[r][t] + n.made_of[t] for t in range(S) if t != s]
-                total += sum(piece.size for pieces in to for piece in pieces)
-            total += (R - 1) * padded(n)
+                others = [n.held[r][t] + n.made_of[t] for t in range(S) if t != s]
+                total += sum(map(count, others))
+            parts = n.parts
+            total += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
         return total
 
 
-def padded(n: Round) -> int:
-    """The length of a replica's part in the all-gather of a round."""
-    return max(sum(p.size for pieces in row for p in pieces) for row in n.held)
+def count(pieces: list[Piece]) -> int:
+    """The number of elements of pieces."""
+    return sum(piece.size for piece in pieces)
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +159,7 @@ def plan(
     params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
     loads: the work that each rank r * S + s has already.
     """
-    held = [placement.boxes(shape) for shape, placement, _ in params]
+    held = [boxes(shape, placement) for shape, placement, _ in params]
     matrices = [
         Matrix(j, box, _flops(f.o, f.i * f.taps))
         for j, (shape, _, f) in enumerate(params)
@@ -155,7 +168,7 @@ def plan(
     work, rounds = list(loads), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
     filled: dict[tuple[bool, int], tuple[int, int]] = {}
     for m in sorted(matrices, key=lambda m: (-m.flops, m.param)):
-        whole = next((s for s in range(grid.S) if _within(m.box, held[m.param][s])), None)
+        whole = _holder(m.box, held[m.param])
         ranks = range(len(work)) if whole is None else range(whole, len(work), grid.S)
         owner = min(ranks, key=work.__getitem__)
         work[owner] += m.flops
@@ -169,18 +182,18 @@ def plan(
 
 
 def _round(
-    grid: Grid, travels: bool, dealt: list[tuple[int, Matrix]], boxes: list[tuple[Box, ...]]
+    grid: Grid, travels: bool, dealt: list[tuple[int, Matrix]], shards: list[tuple[Box, ...]]
 ) -> Round:
     held: list[list[list[Piece]]] = [[[] for _ in range(grid.S)] for _ in range(grid.R)]
     made_of: list[list[Piece]] = [[] for _ in range(grid.S)]
     mine: list[Matrix] = []
     for owner, m in dealt:
         r, s = divmod(owner, grid.S)
-        own = boxes[m.param][grid.s]
+        own = shards[m.param][grid.s]
         held[r][s] += _piece(m.param, m.box, own, own)
         if (r, s) == (grid.r, grid.s):
             for t in range(grid.S):
-                made_of[t] += _piece(len(mine), m.box, boxes[m.param][t], m.box)
+                made_of[t] += _piece(len(mine), m.box, shards[m.param][t], m.box)
             mine.append(m)
     return Round(travels, mine, held, made_of)
 
@@ -197,6 +210,14 @@ def _flops(o: int, i: int) -> int:
     """The products of an o x i polar factor, up to a factor."""
     short, long = sorted((o, i))
     return short * short * (2 * long + short)
+
+
+def _holder(box: Box, shards: tuple[Box, ...]) -> int | None:
+    """The shard that contains the box, or None if none does, or if some shards are empty: their
+    ranks would have no work."""
+    if not all(map(_size, shards)):
+        return None
+    return next((s for s, shard in enumerate(shards) if _within(box, shard)), None)
 
 
 def _size(box: Sequence[range]) -> int:
