@@ -1,6 +1,7 @@
 """A job changes its number of ranks and its parallelism between two steps, through DCP."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sodaopt import SODA, SODAWrapper, zoo
-from tests.core.test_checkpoint import DCP
+from tests.core.test_checkpoint import DCP, parts
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 from tests.support.training import LR, cut, equal, gap, whole
 
@@ -108,9 +109,29 @@ def continued(where: Path, name: str, way: str) -> None:
         assert equal(ours, theirs) if name in EXACT else gap(ours, theirs) <= 1e-8
 
 
+def saved_meanwhile(where: Path, name: str) -> None:
+    """A checkpoint that is written while training goes on holds the step at which it began."""
+    import torch.distributed.checkpoint as dcp
+
+    place = placing(RANKS, "fsdp")
+    model, opt = built(name, place)
+    advance(model, opt, place, range(STEPS))
+    path = where / f"{name}-meanwhile"
+    found = parts(model, opt, flat=False)
+    # a group of its own, as torch advises: the thread's messages must not meet those of the steps
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    writing: Any = dcp.async_save(found, checkpoint_id=path, process_group=group)
+    advance(model, opt, place, range(STEPS, 2 * STEPS))
+    writing.result()
+    new, new_opt = built(name, place)
+    DCP(flat=False).load(new, new_opt, path, alone=False)
+    advance(new, new_opt, place, range(STEPS, 2 * STEPS))
+    assert equal([whole(p) for p in new], [whole(p) for p in model])
+
+
 CHECKS: dict[str, Check] = {
-    f"{name}-{way}": partial(continued, name=name, way=way) for name in MAKE for way in WAYS
-}
+    f"{name}-meanwhile": partial(saved_meanwhile, name=name) for name in ("muon", "SODAWrapper")
+} | {f"{name}-{way}": partial(continued, name=name, way=way) for name in MAKE for way in WAYS}
 
 
 @pytest.mark.parametrize("check", CHECKS)
