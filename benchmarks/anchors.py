@@ -29,7 +29,7 @@ from sodaopt import SODAWrapper, anchors, init, memory
 
 
 class Gpt(nn.Module):
-    """The parameters of a GPT; only their shapes and initial values matter here."""
+    """The parameters of a GPT. Only their shapes and initial values matter here."""
 
     def __init__(self, layers: int, width: int, vocab: int) -> None:
         super().__init__()

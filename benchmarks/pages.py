@@ -28,6 +28,6 @@ def filled(page: Path, name: str, table: str) -> str:
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """A table; the first line is its head."""
+    """A table. The first line is its head."""
     lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -133,7 +133,7 @@ def plain_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
 
 
 def kernels(update: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel; those of the optimizer apart."""
+    """Milliseconds of a step by kind of kernel, the optimizer's separately."""
     with torch.profiler.profile() as profiler:
         for _ in range(PROFILED):
             update()

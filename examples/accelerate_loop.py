@@ -35,6 +35,6 @@ with tempfile.TemporaryDirectory() as folder:
                 opt.zero_grad()
             total += loss.item()
         losses.append(total / len(loader))
-        accelerator.save_state(folder)  # weights, z0, k and all; load_state goes on exactly
+        accelerator.save_state(folder)  # weights, z0 and k. load_state continues exactly
     accelerator.load_state(folder)
 accelerator.print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")

@@ -13,7 +13,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frameworks take a GPU where they find one; what is bitwise on a CPU need not be so there."""
+    """Frameworks use a GPU if they find one, and tests of equal bits hold on a CPU only."""
     if not request.node.get_closest_marker("gpu"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for processes that a test starts
         monkeypatch.setenv("JAX_PLATFORMS", "cpu")

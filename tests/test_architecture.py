@@ -20,7 +20,7 @@ LONGEST = 350
 PRIVATE = {
     # torch.compiler.disable imports torch._dynamo at once, which adds a second to the import.
     ("backends/__init__.py", "torch._disable_dynamo"),
-    # The documented place of the recompile limit; torch.compiler has no public form of it.
+    # The documented place of the recompile limit, because torch.compiler has no public form of it.
     ("lab/execution.py", "torch._dynamo"),
     # A name for the fork server to preload. The server ignores a failed import.
     ("theory/study.py", "torch._dynamo"),

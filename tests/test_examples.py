@@ -1,4 +1,4 @@
-"""Each example runs as it stands, where what it needs is installed, and what it trains learns."""
+"""Each example runs as it is if its packages are installed, and its model learns."""
 
 import os
 import re

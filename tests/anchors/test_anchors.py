@@ -1,4 +1,4 @@
-"""Every anchor is a clone in effect, wherever it keeps z0; and seeds make weights again."""
+"""Every anchor is a clone in effect, wherever it keeps z0. Seeds make weights again."""
 
 from __future__ import annotations
 
@@ -640,7 +640,7 @@ NOTES: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize(("name", "words"), NOTES.values(), ids=NOTES)
 def test_the_report_says(name: str, words: str, stepped: bool, tmp_path: Path) -> None:
-    """What the anchor does, and what the others would save."""
+    """The report names the anchor's bytes, and those of the other anchors."""
     net, seeds = model()
     opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
     if stepped:

@@ -1,4 +1,4 @@
-"""Stop and go on: torch.save, DCP, resharding; and what else sits around an optimizer."""
+"""Stop and go on: torch.save, DCP, resharding, and the tools that sit around an optimizer."""
 
 import copy
 import inspect
@@ -38,7 +38,7 @@ few = pytest.mark.parametrize("name", FEW)
 
 
 def unlike(a: Any, b: Any, at: str = "") -> str:
-    """Where two state dicts differ in a bit; empty where they do not."""
+    """The places where two state dicts differ in a bit."""
     if type(a) is not type(b):
         return f"{at}: {type(a).__name__}, {type(b).__name__}"
     if isinstance(a, dict):
@@ -257,7 +257,7 @@ def test_roll_back(build: str, form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_resume_from_eval_mode(form: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """The weights in the file are x, fit to be used; the optimizer has y and knows of the mode."""
+    """The weights in the file are x, ready to be used. The optimizer has y and knows the mode."""
     method, how = zoo.schedule_free(zoo.adam()), FORMS[form]
     old = plain(method, dtype).train(range(HALF))
     y = weights(old.model)
@@ -325,7 +325,7 @@ def straight(name: str) -> list[Tensor]:
 
 
 def narrowed(where: Path, name: str, flat: bool) -> None:
-    """Written by two ranks; the test itself loads it on one. Loaded by two it is bitwise."""
+    """Written by two ranks. The test itself loads it on one. Loaded by two it is bitwise."""
     model, opt = sharded_run(name)
     train(model, opt, range(HALF), halves=True)
     form, path = DCP(flat), where / f"narrowed-{name}-{flat}"

@@ -128,7 +128,7 @@ def resume(name: str, where: Path) -> None:
 
 
 def schedule_after_load(name: str, where: Path) -> None:
-    """load_state_dict gives the base new groups; the scheduler on the wrapper reaches them."""
+    """load_state_dict gives the base new groups. The scheduler on the wrapper reaches them."""
     model, opt = started(name)
     schedule = warmup(opt)
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
@@ -208,7 +208,7 @@ def two(name: str) -> nn.ModuleList:
 
 
 def vary(name: str, model: nn.Module) -> None:
-    """Other weights than when the optimizer got them, but for a seed, which says what they are."""
+    """Other weights than when the optimizer got them, except for a seed, which names them."""
     if not name.startswith("seed"):
         with torch.no_grad():
             for p in model.parameters():
@@ -374,7 +374,7 @@ def titan_load(opt: Any, flat: dict[str, Any]) -> None:
 
 
 def accelerate(name: str, where: Path) -> None:
-    """prepare, accumulate(2), a scheduler, save_state; then everything anew and load_state."""
+    """prepare, accumulate(2), a scheduler, save_state, then new objects and load_state."""
     from accelerate import Accelerator, skip_first_batches
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -454,7 +454,7 @@ def lightning(name: str, where: Path) -> None:
 
 
 def fabric(name: str, where: Path) -> None:
-    """Fabric.setup wraps the wrapper in a class derived from its own; save, load, go on."""
+    """Fabric.setup wraps the wrapper in a class derived from its own. Save, load, continue."""
     from tests.support.lit import L
 
     def setup() -> tuple[Any, Any, Any]:
@@ -498,7 +498,7 @@ def close(name: str, model: nn.Module) -> bool:
 
 
 def fsdp2(name: str, where: Path) -> None:
-    """Parity with one process; the checkpoint of two ranks; a whole one, broadcast by the first."""
+    """Parity with one process, the checkpoint of two ranks, and one that the first sends."""
     (model, opt), (new, new_opt), (third, third_opt) = (sharded(name) for _ in range(3))
     go_on(name, model, opt, range(HALF))
     for flat in (False, True):
@@ -533,7 +533,7 @@ def sixteen(name: str) -> None:
 
 
 def fsdp2_alone(name: str, where: Path) -> None:
-    """What two ranks wrote, loaded by one."""
+    """A checkpoint of two ranks, loaded by one."""
     for flat in (False, True):
         model, opt = started(name)
         DCP(flat).load(model, opt, where / f"fsdp2-{name}-{flat}")
@@ -674,7 +674,7 @@ MORE: dict[str, tuple[str, ...]] = {
     # state is allocated by a step at lr = 0, so the first z0 is provisional
     "DCP": ("ScheduleFree", "constant, fp32", "seed, fp32", "clone, bf16"),
     "torchtitan": ("ScheduleFree", "bf16, fp32", "file, fp32", "seed, bf16"),
-    # shards of every kind of state; in 16 bits the rounding goes by the element
+    # shards of every kind of state. In 16 bits the rounding depends on the element
     "FSDP2": (*OTHERS, *ANCHORED),
     "accelerate FSDP2 swap": ("file, fp32", "seed, fp32", "clone, bf16"),
     "DDP and ZeroRedundancyOptimizer": ("ScheduleFree", "clone, bf16"),

@@ -329,7 +329,7 @@ def test_frozen_parameters_cost_nothing_and_thaw() -> None:
 
 @few
 def test_groups_added_in_mid_run(method: Method) -> None:
-    """The new group counts from its own beginning; the others do not notice."""
+    """The new group counts from its own beginning, and the others do not change."""
     weights, early, late = network(), network()[:2], network()[2:]
     opt = SODA(weights[:2], 0.03, method)
     feed(opt, weights[:2], range(3))
@@ -418,7 +418,7 @@ def test_weights_that_come_after_the_constructor(method: Method) -> None:
 
 
 def test_swapped_parameters() -> None:
-    """What FSDP2 does through accelerate: the groups get other tensors before the first step."""
+    """As FSDP2 does through accelerate: the groups get other tensors before the first step."""
     old, new = network(), network(seed=2)
     opt = SODA(old, 0.03, zoo.soda(zoo.adam()))
     opt.param_groups[0]["params"][:] = new
@@ -482,7 +482,7 @@ def test_hooks_fire_once() -> None:
 
 
 def test_a_user_hook_sees_tensors() -> None:
-    """A hook that edits the state to load works on tensors, and its edit is what gets loaded."""
+    """A hook that edits the state to load works on tensors, and its edit is loaded."""
     weights = network()
     opt = SODA(weights, 0.1, zoo.adam())
     run(opt, weights, range(2))
@@ -544,7 +544,7 @@ def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
 
 @pytest.mark.slow
 def test_the_pull_survives_bf16() -> None:
-    """5,000 steps land within 1 % of the exact pull in the mean; plain rounding loses 98 %."""
+    """5,000 steps land within 1 % of the exact pull in the mean. Plain rounding loses 98 %."""
     z0 = torch.linspace(0.5, 3, 4_000).bfloat16()
     wanted = 1 - 1001 / 6001
     assert pulled(z0.double()) == pytest.approx(wanted, rel=1e-9)

@@ -101,7 +101,7 @@ def test_not_finite_passes(dtype) -> None:
 
 @each_dtype
 def test_repeats(dtype) -> None:
-    """The same key gives the same bits; torch's generator is neither read nor moved."""
+    """The same key gives the same bits, and torch's generator is neither read nor moved."""
     x, before = wild(dtype, 0), torch.get_rng_state()
     first = stochastic(x, dtype, key(5, 6, 7))
     assert torch.equal(before, torch.get_rng_state())

@@ -1,6 +1,6 @@
 """Norms, scales, views and maps: every one that exists is in a table here, and tests are products.
 
-Norms are checked in float64 with the exact polar factor; the polynomials have a file of their own.
+Norms are checked in float64 with the exact polar factor. The polynomials have a file of their own.
 """
 
 import math
@@ -300,7 +300,7 @@ KERNELS = [((8, 2, 3), 3), ((8, 2, 3, 3), 9), ((2, 8, 5, 5), 25), ((2, 3, 2, 3, 
 
 @pytest.mark.parametrize(("shape", "taps"), KERNELS)
 def test_conv_kernel(shape, taps) -> None:
-    """Spectral on (out, in k k) with sqrt(out/in)/k^2; in one dimension sqrt(out/in)/k."""
+    """Spectral on (out, in k k) with sqrt(out/in)/k^2. In one dimension sqrt(out/in)/k."""
     norm, d = Spectral(view=conv, polar=EXACT), randn(shape)
     factor = sqrt(shape[0] / shape[1]) / taps
     assert norm.width(shape) == pytest.approx(factor)
@@ -492,7 +492,7 @@ def test_not_finite_is_not_hidden(case, dtype, bad) -> None:
 
 @each_geometry
 def test_a_list_is_one_by_one(case) -> None:
-    """Batches of equal shapes change nothing; the inputs stay and the outputs are new tensors."""
+    """Batches of equal shapes change nothing. The inputs stay and the outputs are new tensors."""
     shapes = shapes_of(case.geometry)
     ds = [randn(shape, j) for j, shape in enumerate([*shapes, *shapes[::-1]])]
     ds += [ds[0].clone(), randn((5, 3), 9).mT]

@@ -37,7 +37,7 @@ def randn(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.floa
 
 
 def on_singular_values(name: str, X: Tensor) -> Tensor:
-    """U p(s) V^T, one matrix at a time; for the exact backend p = 1 above rounding level."""
+    """U p(s) V^T, one matrix at a time. For the exact backend p = 1 above rounding level."""
     out, backend = [], BACKENDS[name]
     for M in X:
         U, s, Vh = torch.linalg.svd(M.double(), full_matrices=False)
@@ -67,7 +67,7 @@ def test_polynomial(name, shape, seed) -> None:
 
 @pytest.mark.parametrize("name", PINNED)
 def test_constants(name) -> None:
-    """What the published coefficients make of three singular values: a slip in the data is seen."""
+    """The published coefficients, applied to three singular values: a slip in the data is seen."""
     assert PINNED.keys() == {b.name for b in POLYNOMIALS}
     X = torch.diag(torch.tensor([0.01, 0.1, math.sqrt(0.9899)], dtype=torch.float64))[None]
     assert BACKENDS[name](X)[0].diag().tolist() == pytest.approx(PINNED[name], abs=1e-6)
@@ -134,7 +134,7 @@ def test_not_finite_stays_visible(name, dtype, bad, shape) -> None:
 
 @each
 def test_dtypes(name) -> None:
-    """fp32 is summed in fp32 on a CPU; 16 bits are widened to fp32 and rounded at the end only."""
+    """fp32 is summed in fp32 on a CPU. 16 bits are widened to fp32 and rounded at the end only."""
     f, X = BACKENDS[name], randn((2, 24, 40))
     single = f(X.float())
     assert single.dtype == torch.float32

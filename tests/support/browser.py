@@ -18,7 +18,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 
 def found() -> str | None:
-    """The path of a Chromium; CHROMIUM names one that is elsewhere."""
+    """The path of a Chromium. CHROMIUM names one that is elsewhere."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 

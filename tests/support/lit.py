@@ -23,7 +23,7 @@ QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": 
 
 
 class Module(L.LightningModule):
-    """STEPS steps are EPOCHS epochs; the batch is chosen by the step."""
+    """STEPS steps are EPOCHS epochs. The batch is chosen by the step."""
 
     def __init__(
         self, model: nn.Module, build: Callable[[nn.Module], Any], schedule: Callable[[Any], Any]

@@ -55,7 +55,7 @@ def descend(u: Update) -> Step:
 
 
 def decayed(u: Update, wd: float) -> Step:
-    """x <- (1 - lr wd) x + u, decoupled weight decay; wd = 1 is Frank-Wolfe's (1 - lr) x."""
+    """x <- (1 - lr wd) x + u, decoupled weight decay. wd = 1 is Frank-Wolfe's (1 - lr) x."""
     return lambda s, x, g, k, lr: (1 - lr * wd) * x + u(s, g, k, lr)
 
 
@@ -242,7 +242,7 @@ def averaging(
 ) -> Step:
     """z^{k+1} = z0 + mirror(lr (sum_{i<=k} a_i g_i + a_{k+1} g_k)), the last term if optimistic.
 
-    x^{k+1} is the a-weighted mean of z^0 ... z^{k+1}; the next gradient is taken at z, at x, or
+    x^{k+1} is the a-weighted mean of z^0 ... z^{k+1}. The next gradient is taken at z, at x, or
     between them.
     """
 

@@ -1,4 +1,4 @@
-"""What the tests are products of: methods, learning rates that suit them, and a problem."""
+"""The tables that tests are products of: methods, their learning rates, and a problem."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FEW = {
 
 
 def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Parameter]:
-    """Weights of a bias-free tanh network; two share a shape."""
+    """Weights of a bias-free tanh network. Two share a shape."""
     rng = torch.Generator().manual_seed(seed)
     shapes = ((6, 5), (6, 6), (6, 6), (3, 6))
     return [

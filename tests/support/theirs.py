@@ -1,4 +1,4 @@
-"""What every row of `sodaopt.zoo` is proven equal to.
+"""The implementations that every row of `sodaopt.zoo` is proven equal to.
 
 THEIRS holds other people's optimizers, run through their own code. RECURRENCES holds the rows that
 nobody else ships, written out in `recurrences.py`. `parity.py` steps both sides and compares.
@@ -12,12 +12,12 @@ Candidates that were read and left out:
 - torch_optimizer.Shampoo 0.3.0: exponent -1/2 instead of -1/4 for a matrix, and R is built from
   the half-preconditioned gradient.
 - pytorch_optimizer.QHAdam (an optimistic Adam): keeps its bias corrections in float32.
-- pytorch_optimizer.FTRL: adaptive per-coordinate metric, centre at the origin; no row.
+- pytorch_optimizer.FTRL: adaptive per-coordinate metric, centre at the origin, not a row.
 - pytorch_optimizer.RACS: running row and column scales, not the fixed point of Multi-Norm.
 - schedulefree.ScheduleFreeWrapper around Adam: shares the base's state dict, so KeyError.
-- optax.nadam: bias-corrects m by t+1 and g by t; neither the paper's NAdam nor torch's.
+- optax.nadam: bias-corrects m by t+1 and g by t, so neither the paper's NAdam nor torch's.
 - optax.contrib.muon: the same two corrections turn m_bar, and its shape factor reads (in, out).
-- GPA's own code (not on PyPI): float32 moments; with decay on z it blends the undecayed z into y.
+- GPA's own code (not on PyPI): float32 moments, decay on z blends the undecayed z into y.
 - Scion's own code (not on PyPI): equal to pytorch_optimizer.SCION, which is here.
 """
 
@@ -159,7 +159,7 @@ def find(path: str) -> Any:
 
 
 def build(path: str, params: list[Parameter], lr: float, options: Mapping[str, Any]) -> Any:
-    """Their optimizer for these parameters; an optax transformation does not take any."""
+    """Their optimizer for these parameters. An optax transformation takes none."""
     if path.startswith("optax."):
         return Optax(params, find(path)(lr, **options))
     return find(path)(params, lr=lr, **options)

@@ -49,7 +49,7 @@ def dtype_of(name: str, default: torch.dtype = torch.float64) -> torch.dtype:
 
 
 def prepared(name: str, model: nn.Module, seed: int = 0) -> nn.Module:
-    """A new model with its anchor on it; all anchors see the same weights, biases at zero."""
+    """A new model with its anchor. All anchors see the same weights, biases at zero."""
     if name in ANCHORED:
         seeds = init.seeded_(model, seed, rules)
         model.z0 = POLICIES[ANCHORED[name][0]](model, seeds)
@@ -124,7 +124,7 @@ def loss_of(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
 
 
 def missing(*needs: str) -> str:
-    """Those packages that are not installed; of "a or b" one is enough."""
+    """The packages that are not installed. Of "a or b" one is enough."""
     return ", ".join(n for n in needs if not any(map(find_spec, n.split(" or "))))
 
 

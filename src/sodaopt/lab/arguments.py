@@ -22,7 +22,7 @@ SeedWords = Annotated[tuple[str, ...], tyro.conf.arg(metavar="SEED|FIRST-LAST ..
 
 @dataclass(frozen=True)
 class Output:
-    """What the command prints."""
+    """The output of the command."""
 
     quiet: bool = False
     """Print errors only."""

@@ -31,7 +31,7 @@ SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a page shows: its title, the folders of its runs in order, and its primary comparisons.
+    """The contents of a page: title, folders of the runs in order, primary comparisons.
 
     It is saved before the runs start, so that the primary comparisons are named before any result.
     """
