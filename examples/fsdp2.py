@@ -1,4 +1,4 @@
-"""SODAWrapper with FSDP2: z0 is sharded like its parameter, and checkpoints can be resharded.
+"""Muon with FSDP2: ranks share the polar factors, and checkpoints can be resharded.
 
 torchrun --standalone --nproc-per-node 2 examples/fsdp2.py
 """
@@ -13,12 +13,12 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from sodaopt import SODAWrapper, hidden
+from sodaopt import SODA, param_groups
 
 STEPS = 200
 
 
-def build() -> tuple[nn.Module, SODAWrapper]:
+def build() -> tuple[nn.Module, SODA]:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
@@ -27,11 +27,10 @@ def build() -> tuple[nn.Module, SODAWrapper]:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
-    return model, SODAWrapper(opt, only=hidden(model))
+    return model, SODA(param_groups(model, "soda(muon)"), lr=5e-3)  # the line
 
 
-def train(model: nn.Module, opt: SODAWrapper, steps: range) -> list[float]:
+def train(model: nn.Module, opt: SODA, steps: range) -> list[float]:
     losses = []
     for step in steps:  # each rank has data of its own
         rng = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())

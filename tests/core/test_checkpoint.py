@@ -89,17 +89,19 @@ class DCP:
     """torch.distributed.checkpoint, with the optimizer's state nested or flat."""
 
     flat: bool
+    group: Any = None
 
     def save(self, model: nn.Module, opt: SODA, path: Path, alone: bool = True) -> None:
         import torch.distributed.checkpoint as dcp
 
-        dcp.save(parts(model, opt, self.flat), checkpoint_id=path, no_dist=alone)
+        found = parts(model, opt, self.flat)
+        dcp.save(found, checkpoint_id=path, no_dist=alone, process_group=self.group)
 
     def load(self, model: nn.Module, opt: SODA, path: Path, alone: bool = True) -> None:
         import torch.distributed.checkpoint as dcp
 
         found = parts(model, opt, self.flat)
-        dcp.load(found, checkpoint_id=path, no_dist=alone)
+        dcp.load(found, checkpoint_id=path, no_dist=alone, process_group=self.group)
         install(model, opt, found)
 
 

@@ -1,8 +1,9 @@
-"""Checks on two gloo ranks: one spawned world for all of them, one test for each.
+"""Checks on several gloo ranks: one spawned world for all of them, one test for each.
 
-A test module has a table `CHECKS` of functions that take a folder and raise where they fail. The
-fixture `world` runs those that were selected, of all modules, on every rank; a test looks its own
-result up. Starting the ranks takes longer than most checks.
+A test module has a table `CHECKS` of functions that take a folder and raise where they fail, and
+may have a number `RANKS`, else two. The fixture `world` runs those that were selected, of all
+modules with this number, on every rank; a test looks its own result up. Starting the ranks takes
+longer than most checks.
 """
 
 import json
@@ -22,7 +23,6 @@ import torch.distributed as dist
 from filelock import FileLock
 
 Check = Callable[[Path], None]
-SIZE = 2
 PATIENCE = timedelta(seconds=60)  # a rank that failed leaves the others waiting for it
 
 available = pytest.mark.skipif(
@@ -42,31 +42,33 @@ class World:
         assert not failure, failure
 
 
-@pytest.fixture(name="world", scope="session")
+@pytest.fixture(name="world", scope="module")
 def spawned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
-    where = root / "ranks"
-    with FileLock(root / "ranks.lock"):  # the first of several test workers runs them
+    size = getattr(request.module, "RANKS", 2)
+    where = root / f"{size} ranks"
+    with FileLock(root / f"{size} ranks.lock"):  # the first of several test workers runs them
         if not where.exists():
             where.mkdir()
-            _spawn(_selected(request.session.items), where)
-    return World(where, _read(where))
+            _spawn(size, _selected(size, request.session.items), where)
+    return World(where, _read(size, where))
 
 
-def _selected(items: list[pytest.Item]) -> list[str]:
-    """module:check for every test that has a check."""
+def _selected(size: int, items: list[pytest.Item]) -> list[str]:
+    """module:check for every test that has a check on this number of ranks."""
     found = []
     for item in items:
         checks = getattr(item.module, "CHECKS", {})
+        checks = checks if getattr(item.module, "RANKS", 2) == size else {}
         check = item.callspec.params.get("check") if hasattr(item, "callspec") else None
         found += [f"{item.module.__name__}:{check}"] if check in checks else []
     return found
 
 
-def _spawn(names: list[str], where: Path) -> None:
+def _spawn(size: int, names: list[str], where: Path) -> None:
     spawn = get_context("spawn").Process
-    ranks = [spawn(target=_rank, args=(rank, names, where)) for rank in range(SIZE)]
+    ranks = [spawn(target=_rank, args=(rank, size, names, where)) for rank in range(size)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # as for every test that needs no GPU
         for p in ranks:
@@ -75,9 +77,9 @@ def _spawn(names: list[str], where: Path) -> None:
         p.join()
 
 
-def _read(where: Path) -> dict[str, str]:
+def _read(size: int, where: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for rank in range(SIZE):
+    for rank in range(size):
         file = where / f"rank{rank}.json"
         lines = file.read_text().splitlines() if file.exists() else []
         for name, failure in map(json.loads, lines):
@@ -86,12 +88,12 @@ def _read(where: Path) -> dict[str, str]:
     return found
 
 
-def _rank(rank: int, names: list[str], where: Path) -> None:
+def _rank(rank: int, size: int, names: list[str], where: Path) -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.FileStore(str(where / "store"), SIZE)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE, timeout=PATIENCE)
+    store = dist.FileStore(str(where / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE)
     with open(where / f"rank{rank}.json", "w") as out:
         for name in names:
             module, check = name.split(":", 1)
@@ -104,5 +106,5 @@ def _rank(rank: int, names: list[str], where: Path) -> None:
             print(json.dumps((name, failure)), file=out, flush=True)
             # Not a barrier: a rank that failed alone must not meet the others' collectives.
             store.set(f"{name}/{rank}", "done")
-            store.wait([f"{name}/{r}" for r in range(SIZE)], 2 * PATIENCE)
+            store.wait([f"{name}/{r}" for r in range(size)], 2 * PATIENCE)
     dist.destroy_process_group()

@@ -16,16 +16,19 @@ from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
+from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.core.validation import (
     FOREIGN,
     as_list,
+    check_comm_dtype,
     check_keys,
     check_lr,
     check_parameter,
 )
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
+from sodaopt.parallel.exchange import Sharing
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
@@ -80,7 +83,13 @@ class SODA(StatefulOptimizer):
     maximize: ascend instead of descend.
     seed: selects the rounding bits.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
+    process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
+    share the work of spectral maps. None: every rank computes all. DTensors use their mesh.
+    comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
     """
+
+    sharing = Sharing()  # process groups cannot be copied or pickled: a copy computes alone
+    has_agreed = False
 
     def __init__(
         self,
@@ -92,7 +101,10 @@ class SODA(StatefulOptimizer):
         maximize: bool = False,
         seed: int = 0,
         anchor: Any = "clone",
+        process_group: Any = None,
+        comm_dtype: torch.dtype | None = None,
     ) -> None:
+        self.sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         self._kept: dict[int, Kept] = {}
@@ -130,7 +142,9 @@ class SODA(StatefulOptimizer):
 
     @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
-        for bucket in self._buckets():
+        # elementwise maps do not communicate
+        is_local = all(method.geometry.elementwise for method in self.methods.values())
+        for bucket in self._buckets() if is_local else agreed(self, self._buckets):
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
             with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
@@ -186,16 +200,18 @@ class SODA(StatefulOptimizer):
             if leader is not None and leader["step"] > k:
                 k = self._join(s, leader, method)
             z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-            kernel = method.kernel if kernels_run_on(p) else None
+            ranks = None if method.geometry.elementwise else self.sharing.key(p)
+            kernel = method.kernel if ranks is None and kernels_run_on(p) else None
             if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
                 kernel = None
             is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
             alone = j if group["foreach"] is False else None
             past = tuple([float(s[name]) for name in method.memory])
-            key = k, past, p.dtype, p.device, is_sharded, kernel, alone
+            key = k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
             bucket = buckets.get(key)
             if bucket is None:
                 bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
+                bucket.sharing = None if ranks is None else self.sharing
             bucket.append(p, s, j, z0)
         return list(buckets.values())
 
@@ -230,7 +246,7 @@ class SODA(StatefulOptimizer):
         return Bucket(
             shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
             memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
-            seed=group["seed"], is_sharded=is_sharded, kernel=kernel,
+            seed=group["seed"], is_sharded=is_sharded, sharing=None, kernel=kernel,
         )  # fmt: skip
 
     def _renew(self, b: Bucket, group: dict[str, Any]) -> None:

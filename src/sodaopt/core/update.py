@@ -13,6 +13,7 @@ from sodaopt.anchors import Source, pull_, value
 from sodaopt.core.method import Coefs, Method
 from sodaopt.geometry import Context, State
 from sodaopt.parallel import sharded
+from sodaopt.parallel.exchange import Sharing
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Bucket(Context):
     indices: the index of each parameter in the optimizer, which selects its rounding bits.
     z0: where the initial weights are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
+    sharing: deals the matrices to the ranks that share the parameters, if other ranks do.
     kernel: the geometry's kernel, if it can read all tensors.
     pointers: see `fused.pointers`, which stays the same from step to step.
     """
@@ -37,6 +39,7 @@ class Bucket(Context):
     maximize: bool
     seed: int
     is_sharded: bool
+    sharing: Sharing | None
     kernel: str | None
     pointers: list[Any] = field(default_factory=list)
 
@@ -115,17 +118,19 @@ def dual_average(b: Bucket) -> list[Tensor]:
 
 
 def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
-    """u of the geometry, on shards if that is exact, else on gathered tensors."""
+    """u of the geometry, on this rank's shards if the map can, else on gathered tensors."""
     geometry = b.method.geometry
-    if not b.is_sharded:
-        return geometry(m_bar, b.gamma, b)
-    state = [{name: sharded.local(t) for name, t in s.items()} for s in b.state]
-    if geometry.elementwise:
-        return geometry(m_bar, b.gamma, replace(b, state=state))
-    g = [sharded.gather(t, p) for t, p in zip(b.g, b.params, strict=True)]
-    whole = [sharded.gather(t, p) for t, p in zip(m_bar, b.params, strict=True)]
-    u = geometry(whole, b.gamma, replace(b, state=state, g=g))
-    return [sharded.scatter(t, p) for t, p in zip(u, b.params, strict=True)]
+    if b.is_sharded:
+        b = replace(b, state=[{name: sharded.local(t) for name, t in s.items()} for s in b.state])
+    if b.sharing is not None and geometry.exchanges:
+        b = replace(b, shards=b.sharing.shards(b.params))
+    elif b.is_sharded and not geometry.elementwise:
+        g, whole = (
+            [sharded.gather(t, p) for t, p in zip(ts, b.params, strict=True)] for ts in (b.g, m_bar)
+        )
+        u = geometry(whole, b.gamma, replace(b, g=g))
+        return [sharded.scatter(t, p) for t, p in zip(u, b.params, strict=True)]
+    return geometry(m_bar, b.gamma, b)
 
 
 def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:

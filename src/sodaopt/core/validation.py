@@ -76,3 +76,12 @@ def check_parameter(name: str, p: Any, method: Method) -> None:
         method.geometry.check(p.shape)
     except ValueError as e:
         raise ValueError(f"{label} cannot have the geometry of {method.name}: {e}") from None
+
+
+def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"comm_dtype must be torch.bfloat16 or torch.float32, got {dtype}: small gradients "
+            "vanish in fp16"
+        )
+    return dtype

@@ -13,7 +13,7 @@ declares in `state` the tensors it needs between steps, and the optimizer keeps 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sodaopt import schedules
 from sodaopt._errors import times
-from sodaopt.geometry.norms import Norm
+from sodaopt.geometry.norms import Norm, Shards
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.views import Shape, View, matrix
 from sodaopt.schedules import Coef, Number
@@ -37,6 +37,7 @@ class Context:
     shapes: the whole parameters' shapes. A tensor of g or state may be one rank's shard.
     g: the gradients.
     state: each parameter's state, updated in place.
+    shards: exchanges shards with other ranks. None: this process has all parameters whole.
     """
 
     shapes: list[torch.Size]
@@ -44,6 +45,7 @@ class Context:
     k: Number
     lr: Number
     state: list[State]
+    shards: Shards | None = field(default=None, kw_only=True)
 
 
 class Geometry:
@@ -51,11 +53,14 @@ class Geometry:
 
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     elementwise: each entry of u needs the same entry of its inputs only, so a shard is enough.
+    exchanges: the map runs on shards, with `context.shards`. Otherwise every rank gathers the
+    parameters and computes all of u.
     kernel: name of the fused kernel that computes the map: "diagonal", "sign" or "identity" (one
     pass over memory), "polar" (passes before and after the products), or None for plain operations.
     """
 
     homogeneous: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = False
 
     @property
     def elementwise(self) -> bool:
@@ -104,6 +109,7 @@ def _width(norm: Norm, shape: torch.Size) -> float:
 class _NormMap(Geometry):
     norm: Norm
     radius: Coef = 1.0
+    exchanges: ClassVar[bool] = True
 
     @property
     def shapeless(self) -> bool:
@@ -150,7 +156,7 @@ class Ball(_NormMap):
         return [-gamma * c for c in self.widths(context)]
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = self.norm.units(m_bar)
+        u = self.norm.units(m_bar, context.shards)
         torch._foreach_mul_(u, [gamma * c for c in self.widths(context)])
         return u
 
@@ -171,7 +177,7 @@ class Sharp(_NormMap):
         return [-gamma * c * c for c in self.widths(context)]
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = self.norm.sharps(m_bar)
+        u = self.norm.sharps(m_bar, context.shards)
         torch._foreach_mul_(u, [gamma * c * c for c in self.widths(context)])
         return u
 
@@ -183,9 +189,9 @@ class Clip(_NormMap):
     homogeneous: ClassVar[bool] = False
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = self.norm.units(m_bar)
-        for d, u_, c in zip(m_bar, u, self.widths(context), strict=True):
-            dual = -(d * u_).sum(self.norm.view(d.shape).dims, keepdim=True)
+        u = self.norm.units(m_bar, context.shards)
+        duals = self.norm.duals(m_bar, u, context.shards)
+        for u_, dual, c in zip(u, duals, self.widths(context), strict=True):
             u_.mul_((dual * (gamma * c)).clamp(max=1.0) * c)
         return u
 
@@ -289,6 +295,7 @@ class MultiNorm(Geometry):
 
     iterations: int = 5
     view: View = matrix
+    exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.iterations >= 1:
@@ -301,8 +308,17 @@ class MultiNorm(Geometry):
             raise ValueError(f"MultiNorm {e}") from None
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = []
-        for d in m_bar:
+        if context.shards is None:
+            u = self.balanced(m_bar)
+        else:
+            u = context.shards.deal(replace(self, view=matrix).balanced, m_bar, self.view)
+        torch._foreach_mul_(u, -gamma)
+        return u
+
+    def balanced(self, ds: list[Tensor]) -> list[Tensor]:
+        """Each d with rows of norm sqrt(i) and columns of norm sqrt(o)."""
+        out = []
+        for d in ds:
             f = self.view(d.shape)
             X = f.fold(d)
             for _ in range(self.iterations):
@@ -310,5 +326,5 @@ class MultiNorm(Geometry):
                     length = X.norm(dim=dim, keepdim=True)
                     length = length.clamp(min=1e-8) + length * 0  # an overflow gives NaN, not zero
                     X = X * (math.sqrt(X.shape[dim]) / length)
-            u.append(f.unfold(X, d.shape) * -gamma)
-        return u
+            out.append(f.unfold(X, d.shape))
+        return out

@@ -7,9 +7,9 @@ the minimiser, so <d, lmo(d)> = -dual(d).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,23 @@ from torch import Tensor
 from sodaopt.geometry.polar import KELLER, Newton, Polar
 from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
+
+
+class Shards(Protocol):
+    """The exchange of sharded parameters with other ranks, see `sodaopt.parallel`.
+
+    shapes: the shapes of the whole parameters.
+    """
+
+    shapes: list[torch.Size]
+
+    def deal(
+        self, compute: Callable[[list[Tensor]], list[Tensor]], ds: list[Tensor], view: View
+    ) -> list[Tensor]:
+        """Apply compute to the list of all matrices, each of them on one rank."""
+
+    def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Complete sums over dimensions of each parameter from the sums over this rank's shard."""
 
 
 def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
@@ -87,9 +104,14 @@ class Norm:
         """The width factor for a parameter of this shape."""
         return self.scale(self.factor, self.view(shape))
 
-    def units(self, ds: list[Tensor]) -> list[Tensor]:
-        """The lmo of each d before scaling."""
-        return self.batched(self.minimiser, ds)
+    def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
+        """The lmo of each d before scaling.
+
+        shards: ds are this rank's shards, and this object exchanges them with the other ranks.
+        """
+        if shards is None:
+            return self.batched(self.minimiser, ds)
+        return shards.deal(replace(self, view=matrix).units, ds, self.view)
 
     def batched(self, map_: Callable[[Tensor], Tensor], ds: list[Tensor]) -> list[Tensor]:
         """Apply map_ to each d, with all matrices of one shape in one batch."""
@@ -106,12 +128,19 @@ class Norm:
                 out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
         return out
 
-    def sharps(self, ds: list[Tensor]) -> list[Tensor]:
+    def duals(
+        self, ds: list[Tensor], units: list[Tensor], shards: Shards | None = None
+    ) -> list[Tensor]:
+        """The dual norm of each d before scaling, to be multiplied with d."""
+        shapes = [d.shape for d in ds] if shards is None else shards.shapes
+        dims = [self.view(shape).dims for shape in shapes]
+        parts = [-(d * u).sum(n, keepdim=True) for d, u, n in zip(ds, units, dims, strict=True)]
+        return parts if shards is None else shards.sum(parts, dims)
+
+    def sharps(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         """dual(d) lmo(d) of each d before scaling (the width factor enters squared)."""
-        return [
-            u * -(d * u).sum(self.view(d.shape).dims, keepdim=True)
-            for d, u in zip(ds, self.units(ds), strict=True)
-        ]
+        u = self.units(ds, shards)
+        return [a * b for a, b in zip(u, self.duals(ds, u, shards), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -134,7 +163,7 @@ class Sign(Norm):
     def size(self, X: Tensor) -> Tensor:
         return X.abs().amax((-2, -1))
 
-    def units(self, ds: list[Tensor]) -> list[Tensor]:
+    def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         u = list(torch._foreach_sign(ds))
         # torch's sign(NaN) is 0 and sign(inf) is 1: adding 0 d keeps both visible
         torch._foreach_add_(u, ds, alpha=0)
@@ -189,13 +218,29 @@ class _Lengths(Norm):
     along: ClassVar[tuple[int, ...]] = (-2, -1)
 
     def minimiser(self, X: Tensor) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
-        # 0/0 gives 0, an underflowed length cannot explode, an overflowed one (inf) becomes NaN
-        return X / -(length.clamp(min=1e-15) + length * 0)
+        return _over(X, torch.linalg.vector_norm(X, dim=self.along, keepdim=True))
+
+    def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
+        sides = [] if shards is None else [self.view(s).sides(s) for s in shards.shapes]
+        if shards is None or None in sides:
+            return super().units(ds, shards)
+        dims = [sum((pair[n] for n in self.along), ()) for pair in sides if pair]
+        parts = [_length(d, n).double().square() for d, n in zip(ds, dims, strict=True)]
+        squares = shards.sum(parts, dims)
+        return [_over(d, square.sqrt().to(d.dtype)) for d, square in zip(ds, squares, strict=True)]
 
     def size(self, X: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
         return length.amax((-2, -1))
+
+
+def _over(X: Tensor, length: Tensor) -> Tensor:
+    """-X / length. 0/0 gives 0, an underflowed length cannot explode, an infinite one gives NaN."""
+    return X / -(length.clamp(min=1e-15) + length * 0)
+
+
+def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return torch.linalg.vector_norm(d, dim=dims, keepdim=True) if dims else d.abs()
 
 
 @dataclass(frozen=True)
@@ -229,7 +274,7 @@ class Euclidean(_Lengths):
     def factor(self, o: int, i: int) -> float:
         return 1.0
 
-    def sharps(self, ds: list[Tensor]) -> list[Tensor]:
+    def sharps(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         return list(torch._foreach_neg(ds))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -63,8 +64,38 @@ class Frame(NamedTuple):
         rows, columns = (self.i, self.o) if self.flipped else (self.o, self.i * self.taps)
         return Stored(range(0, self.n * rows * columns, rows * columns), rows, columns, columns)
 
+    def boxes(self, shape: Shape) -> list[tuple[range, ...]]:
+        """Return the slice of the parameter that each matrix is, as one range a dimension."""
+        size = math.prod(shape) // self.n
+        # a matrix is some entries of dimension d, with all dimensions after it
+        d = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
+        rows = size // math.prod(shape[d + 1 :])
+        axes = [_steps(n, 1) for n in shape[:d]] + [_steps(shape[d], rows)]
+        return list(product(*axes, *([range(n)] for n in shape[d + 1 :])))
+
+    def one(self) -> Frame:
+        """Return the frame of a single matrix, as one of the boxes cuts it out."""
+        return Frame(1, self.o, self.i, self.dims, self.taps, self.flipped)
+
+    def sides(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the parameter's dimensions that the rows and the columns of a matrix count.
+
+        None if a matrix is only a part of them, as in a fused layer.
+        """
+        if self.n * math.prod(shape[d] for d in self.dims) != math.prod(shape):
+            return None
+        first, size, count = self.i if self.flipped else self.o, 1, 0
+        while size < first:
+            size, count = size * shape[self.dims[count]], count + 1
+        sides = self.dims[:count], self.dims[count:]
+        return sides[::-1] if self.flipped else sides
+
 
 View: TypeAlias = Callable[[Shape], Frame]
+
+
+def _steps(n: int, size: int) -> list[range]:
+    return [range(j, j + size) for j in range(0, n, size)]
 
 
 def matrix(shape: Shape) -> Frame:
@@ -129,6 +160,10 @@ class _Columns(Frame):
         pitch = self.n // stack * self.o
         starts = [s * self.i * pitch + b for s in range(stack) for b in range(0, pitch, self.o)]
         return Stored(starts, self.i, self.o, pitch)
+
+    def boxes(self, shape: Shape) -> list[tuple[range, ...]]:
+        stack = [_steps(n, 1) for n in shape[:-2]]
+        return list(product(*stack, [range(self.i)], _steps(shape[-1], self.o)))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""DTensors: the only file that knows them.
+"""DTensors: this rank's shard of a tensor, and the place of the shard in the whole tensor.
 
-The template works on each rank's shard, which is exact for elementwise maps. A map that needs the
-whole matrix (a polar factor, a norm) runs on the gathered tensor, on every rank, and each rank
-keeps its shard of the result. A Newton-Schulz iteration on a shard alone would be wrong without
-any sign of it.
+The template works on each rank's shard, which is exact for elementwise maps. `exchange.py` is for
+maps that need whole matrices or whole rows. A Newton-Schulz iteration on a shard alone would be
+wrong without any sign of it.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from sodaopt.parallel.layout import Box, Placement
 
 
 def _dtensor() -> Any:
@@ -96,13 +97,9 @@ def scatter(t: Tensor, p: Any) -> Tensor:
 
 
 def part(t: Tensor, p: Any) -> Tensor:
-    """This rank's shard of a whole tensor on any device, as a view if possible."""
-    if is_sharded(p):
-        for d, axis in enumerate(_axes(tuple(p.shape), p.device_mesh, tuple(p.placements))):
-            if isinstance(axis, range):
-                t = t.narrow(d, axis.start, len(axis))
-            else:
-                t = t.index_select(d, axis.to(t.device))
+    """This rank's shard of a whole tensor on any device, as a view."""
+    for d, axis in enumerate(box(p) if is_sharded(p) else ()):
+        t = t.narrow(d, axis.start, len(axis))
     return t
 
 
@@ -112,8 +109,8 @@ def total(t: Tensor, p: Any) -> Tensor:
         import torch.distributed as dist
 
         t = t.to(p.device_mesh.device_type)
-        for dim, placement in enumerate(p.placements):
-            if placement.is_shard():
+        for dim, cut in enumerate(placement_of(p).cuts):
+            if cut is not None:
                 dist.all_reduce(t, group=p.device_mesh.get_group(dim))
     return t
 
@@ -127,21 +124,12 @@ def pinned(t: Any) -> Tensor:
 
 
 def constant(t: Any) -> Tensor | None:
-    """The one value that all elements have on every rank, or None if they differ."""
-    mine = local(t.detach())
-    if not is_sharded(t):
-        first = mine.reshape(-1)[0]
-        return first.clone() if bool((mine == first).all()) else None
-    import torch.distributed as dist
+    """The one value of all elements of this rank's shard, or None if they differ.
 
-    device, lowest = t.device_mesh.device_type, torch.full((2,), torch.inf)
-    if mine.numel():
-        lowest = torch.stack([mine.amin(), -mine.amax()]).nan_to_num(-torch.inf, torch.inf)
-    lowest = lowest.to(device, torch.float64)
-    for group in t.device_mesh.get_all_groups():
-        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
-    low, high = lowest[0], -lowest[1]
-    return low.to(mine.device, mine.dtype) if bool(low == high) else None
+    Ranks may decide differently, because each of them needs its shard alone.
+    """
+    mine = local(t.detach()).reshape(-1)
+    return mine[0].clone() if len(mine) and bool((mine == mine[0]).all()) else None
 
 
 def element_numbers(p: Any) -> Tensor | None:
@@ -154,49 +142,56 @@ def element_numbers(p: Any) -> Tensor | None:
         return None
     device = local(p).device
     index = torch.zeros((), dtype=torch.int64, device=device)
-    for d, axis in enumerate(_axes(tuple(p.shape), p.device_mesh, tuple(p.placements))):
-        own = _along(axis, device).view([-1 if j == d else 1 for j in range(p.ndim)])
-        index = index * p.shape[d] + own
+    for d, axis in enumerate(box(p)):
+        own = torch.arange(axis.start, axis.stop, device=device)
+        index = index * p.shape[d] + own.view([-1 if j == d else 1 for j in range(p.ndim)])
     return index
 
 
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
-    if not is_sharded(p):
-        return range(begin, stop)
-    axes = _axes(tuple(p.shape), p.device_mesh, tuple(p.placements))
+    axes = box(p) if is_sharded(p) else ()
     if not axes:
         return range(begin, stop)
     inner = math.prod(p.shape[1:])
-    if isinstance(axes[0], range) and math.prod(map(len, axes[1:])) == inner:
+    if math.prod(map(len, axes[1:])) == inner:
         first = axes[0].start * inner
         return range(first + begin, first + stop)
-    device = local(p).device
-    at = torch.arange(begin, stop, device=device)
+    at = torch.arange(begin, stop, device=local(p).device)
     index, stride = torch.zeros_like(at), 1
     for axis, size in zip(reversed(axes), reversed(p.shape), strict=True):
-        index += _along(axis, device)[at % len(axis)] * stride
+        index += (axis.start + at % len(axis)) * stride
         at, stride = at // len(axis), stride * size
     return index
 
 
+def placement_of(p: Any) -> Placement:
+    """How the mesh of the DTensor p cuts it."""
+    return _placement(tuple(p.device_mesh.shape), tuple(p.placements), p.ndim)
+
+
+def box(p: Any) -> Box:
+    """The slice of the DTensor p that this rank has."""
+    return _box(tuple(p.shape), placement_of(p), tuple(p.device_mesh.get_coordinate()))
+
+
 @lru_cache(maxsize=4096)
-def _axes(shape: tuple[int, ...], mesh: Any, placements: Any) -> tuple[range | Tensor, ...]:
-    """For each dimension the positions that this rank has, as a range if they are contiguous."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    axes: list[range | Tensor] = []
-    for d, size in enumerate(shape):
-        along = [q if getattr(q, "dim", None) == d else Replicate() for q in placements]
-        at = torch.arange(size).view([-1 if j == d else 1 for j in range(len(shape))])
-        at = distribute_tensor(at, mesh, along, src_data_rank=None).to_local().cpu().flatten()
-        first = int(at[0]) if len(at) else 0
-        run = torch.equal(at, torch.arange(first, first + len(at)))
-        axes.append(range(first, first + len(at)) if run else at)
-    return tuple(axes)
+def _box(shape: tuple[int, ...], placement: Placement, at: tuple[int, ...]) -> Box:
+    return placement.box(shape, at)
 
 
-def _along(axis: range | Tensor, device: torch.device) -> Tensor:
-    if isinstance(axis, range):
-        return torch.arange(axis.start, axis.stop, device=device)
-    return axis.to(device)
+@lru_cache(maxsize=1024)
+def _placement(mesh: tuple[int, ...], placements: tuple[Any, ...], ndim: int) -> Placement:
+    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`: its
+    dimension of the mesh cuts what the later ones leave. split_factor is the number of their cuts.
+    """
+    cuts = tuple(None if q.is_replicate() else getattr(q, "dim", ndim) % ndim for q in placements)
+    for d, q in enumerate(placements):
+        later = math.prod(mesh[e] for e in range(d + 1, len(mesh)) if cuts[e] == cuts[d])
+        if q.is_partial() or getattr(q, "split_factor", later) != later:
+            raise NotImplementedError(
+                f"parameters with the placements {placements} are not supported: use Shard and "
+                "Replicate, as FSDP2 and tensor parallelism do"
+            )
+    order = sorted(range(len(mesh)), key=lambda d: hasattr(placements[d], "split_factor"))
+    return Placement(mesh, cuts, tuple(order))

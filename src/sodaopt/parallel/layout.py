@@ -1,0 +1,228 @@
+"""Which rank holds which slice of a matrix, and which rank computes it.
+
+The ranks that share a parameter form a grid of R x S ranks. S ranks hold different shards,
+and each shard has R replicas:
+
+    FSDP, tensor parallel, FSDP x TP    R = 1
+    HSDP                                R replicas of S shards
+    DDP                                 S = 1
+
+Every matrix has one owner, which computes it once for all ranks. The heaviest matrix goes to the
+rank with the least work so far, then the next one. So no rank has more than its share of the work
+and one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
+matrix is owned by a rank that has it, and does not travel to its owner. The other matrices travel
+in rounds: in a round, each owner gets matrices of at most `limit` elements, but at least one.
+
+A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
+shapes, alike on every rank, and needs no communication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
+
+Box: TypeAlias = tuple[range, ...]
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """How a mesh cuts a parameter.
+
+    mesh: the mesh's shape.
+    cuts: for each dimension of the mesh, the dimension of the parameter that it cuts, or None if it
+    replicates.
+    order: the dimensions of the mesh in the order in which they cut.
+    """
+
+    mesh: Shape
+    cuts: tuple[int | None, ...]
+    order: tuple[int, ...]
+
+    def box(self, shape: Shape, at: Sequence[int]) -> Box:
+        """The slice that the rank at these mesh coordinates holds. As in torch.chunk, the last
+        ranks may hold less, or nothing."""
+        box = [range(n) for n in shape]
+        for d in self.order:
+            if (cut := self.cuts[d]) is not None:
+                size = -(-len(box[cut]) // self.mesh[d])
+                box[cut] = box[cut][at[d] * size : (at[d] + 1) * size]
+        return tuple(box)
+
+
+@lru_cache(maxsize=1024)
+def boxes(shape: Shape, placement: Placement) -> tuple[Box, ...]:
+    """The slice of each of the S shards."""
+    mesh = zip(placement.mesh, placement.cuts, strict=True)
+    axes = [range(n if cut is not None else 1) for n, cut in mesh]
+    return tuple(placement.box(shape, at) for at in product(*axes))
+
+
+class Grid(NamedTuple):
+    """R x S ranks, and this rank's place (r, s) among them."""
+
+    R: int
+    S: int
+    r: int
+    s: int
+
+
+class Matrix(NamedTuple):
+    """A matrix to compute.
+
+    param: the index of the parameter.
+    box: the matrix's slice of it.
+    flops: the work, up to a factor.
+    """
+
+    param: int
+    box: Box
+    flops: int
+
+
+class Piece(NamedTuple):
+    """A slice of one of several tensors, by its index."""
+
+    tensor: int
+    at: tuple[slice, ...]
+    size: int
+
+
+class Round(NamedTuple):
+    """The matrices that are computed together.
+
+    travels: they are cut. If not, they are in their owner's shard.
+    mine: the matrices of this rank.
+    held: held[r][s] are the pieces of this rank's shards that rank (r, s) computes.
+    made_of: made_of[s] are the pieces of `mine` that shard s holds.
+    """
+
+    travels: bool
+    mine: list[Matrix]
+    held: list[list[list[Piece]]]
+    made_of: list[list[Piece]]
+
+    @property
+    def parts(self) -> list[int]:
+        """The elements of this rank's shards that each replica computes."""
+        return [sum(map(count, row)) for row in self.held]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether an all-gather among the replicas, which pads all parts to the longest, moves
+        less than twice the elements. Else each replica broadcasts its part."""
+        return max(self.parts) * len(self.parts) <= 2 * sum(self.parts)
+
+
+class Plan(NamedTuple):
+    """The rounds of a bucket, and the work of each rank r * S + s after them."""
+
+    grid: Grid
+    rounds: list[Round]
+    loads: tuple[int, ...]
+
+    @property
+    def computed(self) -> int:
+        """The number of matrices that this rank computes."""
+        return sum(len(r.mine) for r in self.rounds)
+
+    def elements_received(self) -> int:
+        """The elements that this rank receives from others, padding included."""
+        S, r, s = self.grid[1:]
+        total = 0
+        for n in self.rounds:
+            if n.travels:
+                others = [n.held[r][t] + n.made_of[t] for t in range(S) if t != s]
+                total += sum(map(count, others))
+            parts = n.parts
+            total += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
+        return total
+
+
+def count(pieces: list[Piece]) -> int:
+    """The number of elements of pieces."""
+    return sum(piece.size for piece in pieces)
+
+
+@lru_cache(maxsize=64)
+def plan(
+    grid: Grid,
+    params: tuple[tuple[Shape, Placement, Any], ...],
+    loads: tuple[int, ...],
+    limit: int,
+) -> Plan:
+    """Deal the matrices of parameters to ranks.
+
+    params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
+    loads: the work that each rank r * S + s has already.
+    """
+    held = [boxes(shape, placement) for shape, placement, _ in params]
+    matrices = [
+        Matrix(j, box, _flops(f.o, f.i * f.taps))
+        for j, (shape, _, f) in enumerate(params)
+        for box in f.boxes(shape)
+    ]
+    work, rounds = list(loads), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
+    filled: dict[tuple[bool, int], tuple[int, int]] = {}
+    for m in sorted(matrices, key=lambda m: (-m.flops, m.param)):
+        whole = _holder(m.box, held[m.param])
+        ranks = range(len(work)) if whole is None else range(whole, len(work), grid.S)
+        owner = min(ranks, key=work.__getitem__)
+        work[owner] += m.flops
+        number, elements = filled.get((whole is None, owner), (0, 0))
+        if elements and elements + _size(m.box) > limit:
+            number, elements = number + 1, 0
+        filled[whole is None, owner] = number, elements + _size(m.box)
+        rounds.setdefault((whole is not None, number), []).append((owner, m))
+    made = [_round(grid, not is_whole, rounds[is_whole, n], held) for is_whole, n in sorted(rounds)]
+    return Plan(grid, made, tuple(work))
+
+
+def _round(
+    grid: Grid, travels: bool, dealt: list[tuple[int, Matrix]], shards: list[tuple[Box, ...]]
+) -> Round:
+    held: list[list[list[Piece]]] = [[[] for _ in range(grid.S)] for _ in range(grid.R)]
+    made_of: list[list[Piece]] = [[] for _ in range(grid.S)]
+    mine: list[Matrix] = []
+    for owner, m in dealt:
+        r, s = divmod(owner, grid.S)
+        own = shards[m.param][grid.s]
+        held[r][s] += _piece(m.param, m.box, own, own)
+        if (r, s) == (grid.r, grid.s):
+            for t in range(grid.S):
+                made_of[t] += _piece(len(mine), m.box, shards[m.param][t], m.box)
+            mine.append(m)
+    return Round(travels, mine, held, made_of)
+
+
+def _piece(index: int, a: Box, b: Box, inside: Box) -> Iterator[Piece]:
+    """The common part of two boxes, if it is not empty, as a slice of the box `inside`."""
+    both = [range(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)]
+    if all(both):
+        at = [slice(x.start - y.start, x.stop - y.start) for x, y in zip(both, inside, strict=True)]
+        yield Piece(index, tuple(at), _size(both))
+
+
+def _flops(o: int, i: int) -> int:
+    """The products of an o x i polar factor, up to a factor."""
+    short, long = sorted((o, i))
+    return short * short * (2 * long + short)
+
+
+def _holder(box: Box, shards: tuple[Box, ...]) -> int | None:
+    """The shard that contains the box, or None if none does, or if some shards are empty: their
+    ranks would have no work."""
+    if not all(map(_size, shards)):
+        return None
+    return next((s for s, shard in enumerate(shards) if _within(box, shard)), None)
+
+
+def _size(box: Sequence[range]) -> int:
+    return math.prod(map(len, box))
+
+
+def _within(inner: Box, outer: Box) -> bool:
+    return all(b.start <= a.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))

@@ -1,0 +1,158 @@
+"""Ranks that disagree raise the same error, with the parameter's name, and do not hang."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sodaopt import SODA, SODAWrapper, zoo
+from sodaopt.geometry import Ball, Spectral
+from tests.parallel.test_exchange import everybody, placed
+from tests.support.ranks import Check, World, available, spawned  # noqa: F401
+
+pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RANKS = 4
+SHAPES = {"first": (7, 5), "second": (4, 6), "third": (8, 3)}
+
+
+def optimizer(parallelism: str, change: Any = None, **options: Any) -> SODA:
+    """Three matrices with gradients, changed on the last rank."""
+    names = list(SHAPES)
+    if dist.get_rank() == RANKS - 1 and change == "order":
+        names.reverse()
+    method = zoo.muon(momentum=0.5 if _last(change, "settings") else 0.95)
+    params = placed(parallelism, [torch.ones(SHAPES[n]) for n in names])
+    options |= {"process_group": dist.group.WORLD} if parallelism == "ddp" else {}
+    named = [(n, nn.Parameter(p)) for n, p in zip(names, params, strict=True)]
+    opt = SODA(named, 0.1 if _last(change, "lr") else 0.02, method, **options)
+    for _, p in named:
+        p.grad = torch.ones_like(p)
+    return opt
+
+
+def _last(change: Any, kind: str) -> bool:
+    return bool(change == kind and dist.get_rank() == RANKS - 1)
+
+
+def second(opt: SODA) -> Any:
+    return opt.param_groups[0]["params"][1]
+
+
+def lose_gradient(opt: SODA) -> None:
+    second(opt).grad = None
+
+
+def sparse_gradient(opt: SODA) -> None:
+    p = second(opt)
+    if hasattr(p, "to_local"):
+        raise_at_preparation(opt)
+    else:
+        p.grad = torch.ones_like(p).to_sparse()
+
+
+def raise_at_preparation(opt: SODA) -> None:
+    def fail(*args: Any) -> Any:
+        raise ValueError("second has a sparse gradient")
+
+    opt._stepped_state = fail  # type: ignore[method-assign]
+
+
+def count_on(opt: SODA) -> None:
+    opt.state[second(opt)]["step"] += 1
+
+
+def nothing(opt: SODA) -> None:
+    pass
+
+
+FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
+    "gradient": (None, lose_gradient, "second of group 0 .* without a gradient"),
+    "raises": (None, sparse_gradient, "rank 3 could not prepare the step: .*sparse gradient"),
+    "step": (None, count_on, "second of group 0"),
+    "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
+    "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
+    "order": ("order", nothing, "first of group 0 .* but rank 3 has third"),
+}
+
+
+def faulty(parallelism: str, fault: str, after: int) -> None:
+    change, act, message = FAULTS[fault]
+    opt = optimizer(parallelism, change if after == 0 else None)
+    for _ in range(after):
+        opt.step()
+    if dist.get_rank() == RANKS - 1:
+        act(opt)
+        if after and change == "lr":
+            opt.param_groups[0]["lr"] = 0.1
+    with pytest.raises(RuntimeError) as e:
+        opt.step()
+    assert re.search(message, str(e.value)), str(e.value)
+    assert len(set(everybody(str(e.value)))) == 1, "not the same error"
+
+
+def stopped(where: str, message: str) -> None:
+    """A rank stops before or within a step: the others stop at the time-out of their group."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    opt = optimizer("ddp")
+    opt.sharing.process_group = group
+    opt.step()
+    if dist.get_rank() == 0:
+        if where == "before":
+            return
+        opt.methods["muon"] = replace(zoo.muon(), geometry=Ball(Spectral(polar=broken)))
+    with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
+        opt.step()
+
+
+def broken(X: Tensor) -> Tensor:
+    raise RuntimeError("broken")
+
+
+def automatic_anchor(make: Callable[[Any], Any]) -> None:
+    """No rank waits for another to see that its weights are constant."""
+    params = [nn.Parameter(p) for p in placed("fsdp", [torch.ones(7, 5), torch.randn(8, 4)])]
+    opt = make(params)
+    for p in params[dist.get_rank() % 2 :]:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    state = everybody(sorted(opt.state_dict()["state"]))
+    assert len(state) == RANKS
+
+
+def soda(params: Any) -> SODA:
+    return SODA(params, 0.1, zoo.soda(zoo.adam()), anchor="auto")
+
+
+def wrapped(params: Any) -> SODAWrapper:
+    return SODAWrapper(torch.optim.AdamW(params, weight_decay=0), anchor="auto")
+
+
+def bind(f: Callable[..., None]) -> Check:
+    return lambda where: f()
+
+
+CHECKS: dict[str, Check] = {
+    f"{fault}-{parallelism}-{after}": bind(partial(faulty, parallelism, fault, after))
+    for fault in FAULTS
+    for parallelism in ("fsdp", "hsdp", "ddp")
+    for after in (0, 2)
+    if after == 0 or FAULTS[fault][0] in (None, "lr")
+} | {
+    "stopped-before": bind(partial(stopped, "before", "did not call step")),
+    "stopped-within": bind(partial(stopped, "within", "7x5.*failed because another rank raised")),
+    "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
+    "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_four_ranks(check: str, world: World) -> None:
+    world.assert_passed(__name__, check)

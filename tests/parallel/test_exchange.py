@@ -1,0 +1,310 @@
+"""Four ranks share the work of a step: as one process computes it, each matrix once, and with the
+bytes that the plan says."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sodaopt import SODA, Method, zoo
+from sodaopt.geometry import Ball, Clip, ColNorm, RowNorm, Sharp, Spectral
+from sodaopt.geometry.polar import KELLER
+from sodaopt.geometry.views import conv, split, transposed
+from sodaopt.parallel import exchange
+from tests.parallel.test_sharded import EXTRA, tolerance
+from tests.support.ranks import Check, World, available, spawned  # noqa: F401
+from tests.support.training import LR, cut, gap, takes, whole
+
+pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RANKS = 4
+# uneven, fewer rows than ranks, one row, even, stacks of experts, and a repeated shape for batches
+SHAPES = ((7, 5), (2, 6), (1, 6), (8, 4), (5, 3, 2), (8, 3, 2), (7, 5), (6, 9))
+METHODS = {name: row() for name, row in zoo.ROWS.items()} | EXTRA
+METHODS |= {
+    "rows": Method(Ball(RowNorm()), alpha=0.1),
+    "columns": Method(Ball(ColNorm()), alpha=0.1),
+    "sharp rows": Method(Sharp(RowNorm()), alpha=0.1),
+    "sharp spectral": Method(Sharp(Spectral()), alpha=0.1),
+    "fused": Method(Ball(Spectral(view=split(3))), alpha=0.1),
+    "fused, transposed": Method(Clip(Spectral(view=split(3, transposed))), alpha=0.1),
+    "fused columns": Method(Ball(ColNorm(view=split(3))), alpha=0.1),
+    "kernel": Method(Ball(Spectral(view=conv)), alpha=0.1),
+    "kernel rows": Method(Ball(RowNorm(view=conv)), alpha=0.1),
+}
+
+
+def parallelisms() -> dict[str, tuple[tuple[int, ...], tuple[Any, ...]] | None]:
+    """Mesh shape and placements, or None for plain parameters in a process group."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    R, S0, S1 = Replicate(), Shard(0), Shard(1)
+    return {
+        "fsdp": ((4,), (S0,)),
+        "tp": ((4,), (S1,)),
+        "hsdp": ((2, 2), (R, S0)),
+        "replicated tp": ((2, 2), (S1, R)),
+        "fsdp x row tp": ((2, 2), (S0, S1)),
+        "fsdp x column tp": ((2, 2), (_StridedShard(0, split_factor=2), S0)),
+        "replicated": ((4,), (R,)),
+        "ddp": None,
+    }
+
+
+PARALLELISMS = (
+    "fsdp", "tp", "hsdp", "replicated tp", "fsdp x row tp", "fsdp x column tp", "replicated", "ddp",
+)  # fmt: skip
+
+
+MESHES: dict[tuple[int, ...], Any] = {}
+
+
+def mesh_of(shape: tuple[int, ...]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if shape not in MESHES:
+        MESHES[shape] = init_device_mesh("cpu", shape)
+    return MESHES[shape]
+
+
+def draw(method: Method, seed: int, shapes: Any = SHAPES, dtype: Any = torch.float64) -> Any:
+    rng = torch.Generator().manual_seed(seed)
+    wanted = [s for s in shapes if takes(method, s)]
+    return [torch.randn(s, generator=rng).to(dtype) for s in wanted]
+
+
+def placed(parallelism: str, tensors: list[Tensor]) -> list[Tensor]:
+    layout = parallelisms()[parallelism]
+    if layout is None:
+        return tensors
+    return [cut(t, mesh_of(layout[0]), layout[1]) for t in tensors]
+
+
+def run(
+    method: Method, parallelism: str | None, steps: int = 3, shapes: Any = SHAPES,
+    dtype: Any = torch.float64, **options: Any,
+) -> list[Tensor]:  # fmt: skip
+    """The whole parameters after some steps along random gradients."""
+    place = (lambda ts: placed(parallelism, ts)) if parallelism else list
+    params = [nn.Parameter(t) for t in place(draw(method, 0, shapes, dtype))]
+    if parallelism == "ddp":
+        options["process_group"] = dist.group.WORLD
+    opt = SODA(params, LR, method, **options)
+    for k in range(steps):
+        for p, g in zip(params, place(draw(method, 1 + k, shapes, dtype)), strict=True):
+            p.grad = g
+        opt.step()
+    return [whole(p) for p in params]
+
+
+# -- counting -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Log:
+    """The collectives and polar factors of this rank, and the plans of its buckets."""
+
+    events: list[str] = field(default_factory=list)
+    received: int = 0
+    factors: int = 0
+    flops: list[int] = field(default_factory=list)
+    plans: list[Any] = field(default_factory=list)
+
+    def polar(self, X: Tensor) -> Tensor:
+        self.events.append("compute")
+        self.factors += len(X)
+        self.flops += [exchange_flops(X)] * len(X)
+        return KELLER(X)
+
+
+def exchange_flops(X: Tensor) -> int:
+    short, long = sorted(X.shape[-2:])
+    return short * short * (2 * long + short)
+
+
+@contextmanager
+def counted() -> Iterator[Log]:
+    log, patch = Log(), pytest.MonkeyPatch()
+    all_to_all, gather, reduce = (
+        dist.all_to_all_single,
+        dist.all_gather_into_tensor,
+        dist.all_reduce,
+    )
+    plan, broadcast = exchange.plan, dist.broadcast
+
+    def all_to_all_(out: Tensor, x: Tensor, got: Any, given: Any, group: Any, **more: Any) -> Any:
+        log.events.append("all_to_all")
+        own = got[dist.get_group_rank(group, dist.get_rank())]
+        log.received += (out.numel() - own) * x.itemsize
+        return all_to_all(out, x, got, given, group, **more)
+
+    def gather_(out: Tensor, x: Tensor, group: Any, **more: Any) -> Any:
+        log.events.append("all_gather")
+        log.received += out.nbytes - x.nbytes
+        return gather(out, x, group, **more)
+
+    def broadcast_(x: Tensor, group: Any, group_src: int, **more: Any) -> Any:
+        log.events.append("broadcast")
+        is_mine = dist.get_group_rank(group, dist.get_rank()) == group_src
+        log.received += 0 if is_mine else x.nbytes
+        return broadcast(x, group=group, group_src=group_src, **more)
+
+    def reduce_(x: Tensor, *args: Any, **more: Any) -> Any:
+        log.events.append("all_reduce" if x.is_floating_point() else "agree")
+        return reduce(x, *args, **more)
+
+    def plan_(*args: Any) -> Any:
+        log.plans.append(plan(*args))
+        return log.plans[-1]
+
+    patch.setattr(dist, "all_to_all_single", all_to_all_)
+    patch.setattr(dist, "all_gather_into_tensor", gather_)
+    patch.setattr(dist, "all_reduce", reduce_)
+    patch.setattr(dist, "broadcast", broadcast_)
+    patch.setattr(exchange, "plan", plan_)
+    try:
+        yield log
+    finally:
+        patch.undo()
+
+
+def everybody(value: Any) -> list[Any]:
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+# -- the checks -----------------------------------------------------------------------------------
+
+
+def as_alone(parallelism: str, name: str) -> None:
+    method = METHODS[name]
+    assert gap(run(method, parallelism), run(method, None)) <= tolerance(name)
+
+
+def shared_work(parallelism: str, dtype: Any) -> None:
+    """Each factor is computed once, by its owner; bytes and work are those of the plan."""
+    shapes = [(9, 6), (6, 9), (4, 4), (4, 4), (5, 3, 2), (3, 7)] * 3
+    with counted() as log:
+        method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
+        ours = run(method, parallelism, 1, shapes, torch.float32, comm_dtype=dtype)
+    itemsize = (dtype or torch.float32).itemsize
+    assert log.received == sum(p.elements_received() for p in log.plans) * itemsize
+    assert log.factors == sum(plan.computed for plan in log.plans)
+    every = everybody(log)
+    flops = [n for other in every for n in other.flops]
+    assert sum(other.factors for other in every) == sum(s[0] if len(s) == 3 else 1 for s in shapes)
+    assert max(sum(other.flops) for other in every) <= sum(flops) / RANKS + max(flops)
+    theirs = run(method, None, 1, shapes, torch.float32)
+    assert gap(ours, theirs) <= (3e-6 if dtype is None else 3e-2)
+
+
+def few_matrices() -> None:
+    """Two replicas have a matrix each, of different sizes, and two have none: no padding."""
+    with counted() as log:
+        ours = run(zoo.muon(), "ddp", 1, [(9, 8), (3, 2)])
+    assert set(log.events) == {"agree", "broadcast"}
+    assert log.received == [3 * 2, 9 * 8, 78, 78][dist.get_rank()] * 8
+    assert gap(ours, run(zoo.muon(), None, 1, [(9, 8), (3, 2)])) <= 1e-10
+
+
+def balanced_over_groups() -> None:
+    """One matrix a group: the balance goes on where the last bucket left it."""
+    with counted() as log:
+        method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
+        params = placed("fsdp", draw(method, 0, [(6, 5)] * 8))
+        opt = SODA([{"params": [nn.Parameter(p)]} for p in params], LR, method)
+        for group in opt.param_groups:
+            group["params"][0].grad = group["params"][0].detach().clone()
+        opt.step()
+    assert log.factors == 2
+
+
+def same_bits(parallelism: str) -> None:
+    """Replicas cannot drift apart."""
+    for t in run(zoo.muon(), parallelism, dtype=torch.float32):
+        assert all(torch.equal(t, other) for other in everybody(t))
+
+
+def silent(parallelism: str | None, name: str, shapes: Any) -> None:
+    """No tensor travels, and if nothing can disagree, no check either."""
+    with counted() as log:
+        run(METHODS[name], parallelism, 2, shapes)
+    assert set(log.events) <= {"agree"}
+    assert parallelism is not None or not log.events
+
+
+def one_reduction(parallelism: str, name: str) -> None:
+    with counted() as log:
+        run(METHODS[name], parallelism, 1)
+    assert [e for e in log.events if e != "agree"] == ["all_reduce"]
+
+
+def overlap(parallelism: str) -> None:
+    """The next round travels before this one is computed, and results before later products."""
+    with counted() as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "ROUND_ELEMENTS", 1)
+        method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
+        ours = run(method, parallelism, 1, [(6, 5)] * 12)
+    assert [e for e in log.events if e != "agree"] == ORDERS[parallelism]
+    assert gap(ours, run(method, None, 1, [(6, 5)] * 12)) <= 1e-10
+
+
+ORDERS = {
+    "fsdp": [
+        "all_to_all",
+        "all_to_all", "compute", "all_to_all",
+        "all_to_all", "compute", "all_to_all",
+        "compute", "all_to_all",
+    ],
+    "hsdp": [
+        "all_to_all",
+        "all_to_all", "compute", "all_to_all",
+        "all_to_all", "all_gather", "compute", "all_to_all",
+        "all_gather", "compute", "all_to_all",
+        "all_gather",
+    ],
+}  # fmt: skip
+
+
+def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
+    for parallelism in PARALLELISMS:
+        for name in METHODS:
+            yield as_alone, (parallelism, name)
+        for dtype in (None, torch.bfloat16):
+            yield shared_work, (parallelism, dtype)
+    for parallelism in ("hsdp", "replicated", "ddp", "replicated tp"):
+        yield same_bits, (parallelism,)
+    yield balanced_over_groups, ()
+    yield few_matrices, ()
+    yield silent, (None, "muon", SHAPES)
+    yield silent, ("fsdp", "adamw", SHAPES)
+    yield silent, ("fsdp", "muon", [(8, 3, 2), (4, 5, 5)])
+    yield silent, ("fsdp", "rows", [(8, 3)])
+    yield silent, ("ddp", "columns", SHAPES)
+    for parallelism in ("fsdp", "hsdp", "fsdp x row tp"):
+        yield one_reduction, (parallelism, "columns")
+    yield one_reduction, ("tp", "sharp sign")
+    yield overlap, ("fsdp",)
+    yield overlap, ("hsdp",)
+
+
+def bind(f: Callable[..., None], args: tuple[Any, ...]) -> Check:
+    return lambda where: f(*args)
+
+
+CHECKS: dict[str, Check] = {
+    "-".join((f.__name__, *(str(a).removeprefix("torch.") for a in args))): bind(f, args)
+    for f, args in table()
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_four_ranks(check: str, world: World) -> None:
+    world.assert_passed(__name__, check)
