@@ -23,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Shape: TypeAlias = Sequence[int]
+"""The shape of a parameter."""
 
 
 class Frame(NamedTuple):
@@ -51,6 +52,7 @@ class Frame(NamedTuple):
 
 
 View: TypeAlias = Callable[[Shape], Frame]
+"""A function from a shape to its frame."""
 
 
 def matrix(shape: Shape) -> Frame:
