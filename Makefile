@@ -28,7 +28,7 @@ help:
 	@echo 'make format   repair format and style'
 	@echo 'make types    check types'
 	@echo 'make parity   compare with other implementations (writes docs/parity.md)'
-	@echo 'make layers   print the plans of three known models (writes docs/layers.md)'
+	@echo 'make layers   plan known architectures (writes docs/layers.md)'
 	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
 	@echo 'make results  write docs/results.md, and the claims in other pages, from results/'
 	@echo 'make docs     build the site into site/, with all links checked'
@@ -96,6 +96,9 @@ parity: $(STAMP)
 	$(PY) -m tools.parity
 
 layers: $(STAMP)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
+	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
+	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,layers]'
 	$(PY) -m tools.layers_doc
 
 bases: $(STAMP)

@@ -24,8 +24,6 @@ PRIVATE = {
     ("lab/execution.py", "torch._dynamo"),
     # A name for the fork server to preload. The server ignores a failed import.
     ("theory/study.py", "torch._dynamo"),
-    # The common base of all convolutions. torch exports only its six subclasses.
-    ("layers/roles.py", "torch.nn.modules.conv._ConvNd"),
 }
 
 

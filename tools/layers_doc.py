@@ -1,9 +1,13 @@
-"""Write the roles and the plans of three known models into docs/layers.md.
+"""Write the roles, three plans and the table of architectures into docs/layers.md.
 
 python -m tools.layers_doc
+
+The sections of a package that is not installed stay as they are.
 """
 
-from importlib.metadata import version
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,14 +17,9 @@ from sodaopt import plan
 from sodaopt.layers.recipes import RECIPES, rule_of, rules
 from sodaopt.layers.roles import ROLES
 from sodaopt.layers.table import geometry_label
+from tools import architectures
 
 PAGE = Path(__file__).parents[1] / "docs" / "layers.md"
-END = "<!-- layers:end -->"
-
-
-def stamp(installed: str) -> str:
-    """Return the opening mark, with the version of transformers because layer names change."""
-    return f"<!-- layers:begin transformers {installed} -->"
 
 
 def gpt2() -> nn.Module:
@@ -67,8 +66,8 @@ def role_table() -> str:
     return "\n".join(lines)
 
 
-def generated() -> str:
-    """Return the text between the marks."""
+def plans() -> str:
+    """Return the table of roles and the plans of three known models."""
     sections = ["## Roles\n\n" + role_table()]
     for title, model, recipe in MODELS:
         table = plan(model(), recipe)
@@ -78,13 +77,34 @@ def generated() -> str:
     return "\n\n".join(sections)
 
 
-def filled(text: str) -> str:
-    """Return the page with new text between its marks."""
-    before, rest = text.split("<!-- layers:begin", 1)
-    after = rest.split(END, 1)[1]
-    return f"{before}{stamp(version('transformers'))}\n\n{generated()}\n\n{END}{after}"
+# Each section of the page, the package that it needs, and how it is written.
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "plans": ("transformers", plans),
+    **{name: (name, partial(architectures.table, name)) for name in architectures.NAMES},
+}
+
+
+def written_with(section: str) -> str:
+    """Return the version of the package that wrote a section of the page."""
+    found = re.search(f"<!-- {section}:begin (.*) -->", PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[1]
+
+
+def filled(text: str, section: str) -> str:
+    """Return the page with new text in a section, if the section's package is installed."""
+    package, write = SECTIONS[section]
+    if (version := architectures.installed(package)) is None:
+        return text
+    before, _, rest = text.partition(f"<!-- {section}:begin")
+    end = f"<!-- {section}:end -->"
+    after = rest.partition(end)[2]
+    return f"{before}<!-- {section}:begin {version} -->\n\n{write()}\n\n{end}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for name in SECTIONS:
+        page = filled(page, name)
+    PAGE.write_text(page, encoding="utf-8")
     print(f"wrote {PAGE}")

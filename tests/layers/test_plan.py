@@ -4,7 +4,6 @@ import copy
 import pickle
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from sodaopt.layers.recipes import PARENT, ROLES
 from tests.layers.support import CONV1D, model, roles
 from tests.support import models
 from tests.support.models import make
-from tools import layers_doc
 
 # -- overrides ------------------------------------------------------------------------------------
 
@@ -210,6 +208,52 @@ def test_init_is_explicit_and_norm_matched() -> None:
     assert largest(again.body.encoder.layers[0].linear1.weight.detach()) == pytest.approx(2**0.5)
 
 
+def scion_init(p: Tensor, role: str) -> Tensor:
+    """Scion's init() at radius 1, written from the paper: U V^T of a Gaussian for each tap."""
+    if p.ndim < 2:
+        return torch.zeros_like(p)
+    o, i = p.shape[:2]
+    if role == "head":
+        return (torch.rand_like(p) - 0.5).sign() / i
+    taps = torch.randn_like(p).reshape(o, i, -1).permute(2, 0, 1)
+    U, _, Vh = torch.linalg.svd(taps, full_matrices=False)
+    return (U @ Vh).permute(1, 2, 0).reshape(p.shape) * (o / i) ** 0.5 / len(taps)
+
+
+def moments(ws: list[Tensor]) -> Tensor:
+    """Invariants of the distribution: mean, variance, and the Gram matrix of each tap."""
+    w = torch.stack(ws)
+    if w.ndim < 3:
+        return w.flatten()
+    taps = w.flatten(3) if w.ndim > 3 else w.unsqueeze(-1)
+    taps = taps.movedim(-1, 1)
+    gram = taps @ taps.mT if taps.shape[-2] < taps.shape[-1] else taps.mT @ taps
+    scale = w.square().mean().sqrt()
+    return torch.cat([x.flatten() for x in (w.mean(0) / scale, gram.mean(0) / gram.abs().max())])
+
+
+def test_init_has_the_distributions_of_scion() -> None:
+    """Over 400 draws the mean of an entry is within 0.25 standard deviations of zero."""
+    net = nn.Sequential(
+        *(nn.Conv2d(2, 6, 3), nn.Conv2d(6, 4, 3), nn.Conv2d(4, 1, 1), nn.LayerNorm(3)),
+        *(nn.Linear(6, 8), nn.Linear(8, 5)),
+    )
+    p = plan(net, "scion")
+    ours: dict[str, list[Tensor]] = {row.name: [] for row in p.rows}
+    for seed in range(400):
+        p.init_(seed, radius=1.0)
+        for row in p.rows:
+            ours[row.name].append(row.parameter.detach().clone())
+    torch.manual_seed(0)
+    for row in p.rows:
+        if row.role == "norm":
+            assert all(w.eq(1).all() for w in ours[row.name])
+            continue
+        theirs = [scion_init(row.parameter.detach(), row.role) for _ in range(400)]
+        torch.testing.assert_close(moments(ours[row.name]), moments(theirs), rtol=0, atol=0.25)
+        torch.testing.assert_close(ours[row.name][0].norm(), theirs[0].norm())
+
+
 def test_init_errors() -> None:
     with pytest.raises(ValueError, match="no parameter has a norm-matched initialisation"):
         plan(model("mlp"), "muon").init_()
@@ -246,17 +290,6 @@ def test_table() -> None:
     ends = {len(line) for line in lines[3:10]}
     assert len(ends) == 1  # the last column is flush right
     assert len(p.table(full=True).splitlines()) == 13 + 6
-
-
-def test_the_page_is_up_to_date() -> None:
-    try:
-        installed = version("transformers")
-    except PackageNotFoundError:
-        pytest.skip("transformers is not installed")
-    text = layers_doc.PAGE.read_text(encoding="utf-8")
-    if layers_doc.stamp(installed) not in text:
-        pytest.skip(f"docs/layers.md was written with another transformers than {installed}")
-    assert layers_doc.filled(text) == text, "write it again: python -m tools.layers_doc"
 
 
 def test_public_names() -> None:

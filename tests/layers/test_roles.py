@@ -104,7 +104,7 @@ SPECIAL = {  # the special layers of each model. All others are hidden, norm or 
         "positions.weight": "position",
         "head.weight": "head",
     },
-    "conv_net": {r"^[034]\.weight": "conv", r"^8\.weight": "head"},
+    "conv_net": {r"^[04]\.weight": "conv", r"^3\.weight": "depthwise", r"^8\.weight": "head"},
     "mlp": {r"^5\.weight": "head"},
 }
 
@@ -127,7 +127,7 @@ def test_roles(name: str) -> None:
 def test_hidden(name: str) -> None:
     net = model(name)
     kept = [q for q in net.parameters() if q.ndim > 1]
-    rest = {"embedding", "position", "tied", "head", "vector"}
+    rest = {"embedding", "position", "tied", "head", "vector", "depthwise"}
     out = {row.parameter for row in plan(net).rows if row.role in rest}
     assert hidden(net) == [q for q in kept if q not in out]
 
@@ -145,6 +145,9 @@ def test_layers_of_torch() -> None:
     assert only(nn.Conv1d(4, 6, 3)) == [("conv", "Spectral(dense, conv)")]
     assert only(nn.Conv3d(4, 6, 3, groups=2)) == [("conv", "Spectral(dense, grouped(2))")]
     assert only(nn.ConvTranspose2d(4, 6, 2)) == [("conv", "Spectral(dense, deconv)")]
+    grouped = "Spectral(dense, grouped(2, deconv))"
+    assert only(nn.ConvTranspose2d(4, 6, 2, groups=2)) == [("conv", grouped)]
+    assert only(nn.Conv1d(4, 8, 3, groups=4)) == [("depthwise", "Sign(dense, grouped(4))")]
     assert only(nn.EmbeddingBag(9, 4)) == [("embedding", "Sign(one_hot)")]
     assert only(nn.GroupNorm(2, 4)) == [("norm", "BiasRMS")]
     assert only(nn.PReLU(3)) == [("vector", "BiasRMS")]
@@ -183,9 +186,11 @@ def test_experts_declare_how_they_are_stored() -> None:
     assert rows["1.experts.w"] == ("experts", "Spectral(dense)")
     assert rows["0.experts.w_bias"] == ("bias", "BiasRMS")
     assert rows["0.gate.weight"][0] == "router"
-    with pytest.raises(ValueError, match=r"experts\.w \(4x6x8\)(.|\n)*views.matrix"):
-        plan(MoE())
-    assert plan(MoE(), **{r"experts\.w$": ("experts", views.transposed)}).rows[0].geometry == CONV1D
+    assert plan(MoE()).rows[0].geometry == CONV1D  # the router reads 6 numbers
+    with pytest.raises(ValueError, match=r"w \(4x6x8\) of Module(.|\n)*views.matrix"):
+        plan(MoE().experts)
+    mine = plan(MoE().experts, **{r"^w$": ("experts", views.transposed)})
+    assert mine.rows[0].geometry == CONV1D
 
 
 def test_gpt_oss() -> None:
@@ -270,17 +275,17 @@ class Sharing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(20, 4), nn.Embedding(8, 4)
+        self.wte, self.speaker = nn.Embedding(20, 4), nn.Embedding(8, 4)
         self.layers = nn.ModuleList([models.Block()] * 3)
 
 
 def test_an_override_declares_a_functional_tied_head() -> None:
     net = Sharing()
-    assert roles(plan(net))["wte.weight"] == roles(plan(net))["wpe.weight"] == "embedding"
-    assert any("wte.weight, wpe.weight" in note for note in plan(net).notes)
+    assert roles(plan(net))["wte.weight"] == roles(plan(net))["speaker.weight"] == "embedding"
+    assert any("wte.weight, speaker.weight" in note for note in plan(net).notes)
     p = plan(net, wte="tied")
     assert roles(p)["wte.weight"] == "tied"
-    assert roles(p)["wpe.weight"] == "position"
+    assert roles(p)["speaker.weight"] == "position"
     assert p.rows[0].geometry == "Sign(dense)"
     assert not [
         row for row in p.rows if row.aliases

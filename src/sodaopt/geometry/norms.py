@@ -164,12 +164,17 @@ class Spectral(Norm):
 
     @torch.no_grad()
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with a semi-orthogonal matrix, by QR: a polynomial would spread the values."""
-        d = gaussian(w.shape, generator)
+        """Fill w with a random semi-orthogonal matrix, and a kernel with one for each tap.
+
+        QR, because a polynomial would spread the singular values. The signs of R make it uniform.
+        """
         f = self.view(w.shape)
-        wide = f.o < f.i * f.taps
-        Q = torch.linalg.qr(f.fold(d).mT if wide else f.fold(d)).Q
-        return w.copy_(f.unfold(Q.mT if wide else Q, w.shape) * self.width(w.shape))
+        X = f.fold(gaussian(w.shape, generator)).reshape(f.n, f.o, f.i, f.taps).movedim(-1, 1)
+        wide = f.o < f.i
+        Q, R = torch.linalg.qr(X.mT if wide else X)
+        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        X = (Q.mT if wide else Q).movedim(1, -1).flatten(-2)
+        return w.copy_(f.unfold(X, w.shape) * self.width(w.shape))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch import Tensor
 from sodaopt._errors import times
 
 __all__ = [
-    "Frame", "Shape", "View", "conv", "deconv", "elements", "grouped", "label", "matrix", "split",
-    "transposed", "whole",
+    "Frame", "Shape", "View", "conv", "deconv", "elements", "grouped", "heads", "label", "matrix",
+    "split", "transposed", "whole",
 ]  # fmt: skip
 
 Shape: TypeAlias = Sequence[int]
@@ -84,6 +84,11 @@ def deconv(shape: Shape) -> Frame:
     return Frame(1, math.prod(shape[1:]), shape[0], tuple(range(len(shape))), flipped=True)
 
 
+def heads(shape: Shape) -> Frame:
+    """The projection (d_in, heads, d_head) of an attention as the matrix from d_in to all heads."""
+    return deconv(shape)
+
+
 def whole(shape: Shape) -> Frame:
     """Any parameter as one long vector."""
     return Frame(1, math.prod(shape), 1, tuple(range(len(shape))))
@@ -131,13 +136,16 @@ class grouped:
     """The kernel of a convolution with n groups: each group is a matrix."""
 
     n: int
+    of: View = conv
 
     def __call__(self, shape: Shape) -> Frame:
-        f = conv(shape)
+        f = self.of(shape)
+        if f.flipped:  # (d_in, d_out / n, k...): the groups cut the inputs
+            return f._replace(n=self.n, i=f.i // self.n)
         return f._replace(n=self.n, o=f.o // self.n)
 
     def __repr__(self) -> str:
-        return f"grouped({self.n})"
+        return f"grouped({self.n})" if self.of is conv else f"grouped({self.n}, {label(self.of)})"
 
 
 def label(view: View) -> str:

@@ -6,7 +6,7 @@ An override is a regular expression for names, with a role, a view, a method or 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,8 @@ from sodaopt._errors import times, unknown
 from sodaopt.core.method import Method
 from sodaopt.geometry.views import Shape, View, conv, matrix, split, transposed
 from sodaopt.layers.locations import Location, Locations, locate
-from sodaopt.layers.roles import HEADS, ROLES, TABLES, VECTORS, Kind, Usage, classify, find_usage
+from sodaopt.layers.roles import HEADS, ROLES, TABLES, VECTORS, Kind, classify
+from sodaopt.layers.usage import Usage, find_usage
 
 FROZEN, CUSTOM = "frozen", "custom"
 
@@ -53,7 +54,7 @@ def classify_all(
     usage = find_usage(model, locations, heads)
     found, unclear = [], []
     for p, ats in locations.items():
-        if kind := _kind(ats, usage, chosen[p]):
+        if kind := _kind(ats[0], usage, chosen[p]):
             found.append(ClassifiedParameter(p, _distinct_names(ats), kind, chosen[p]))
         else:
             unclear.append(ats[0])
@@ -89,18 +90,18 @@ def _distinct_names(locations: list[Location]) -> list[str]:
     return [at.name for i, at in enumerate(locations) if at.module not in modules[:i]]
 
 
-def _kind(locations: list[Location], usage: Usage, override: Override) -> Kind | None:
+def _kind(at: Location, usage: Usage, override: Override) -> Kind | None:
     """Return the role and the view that the model suggests, changed by the override."""
-    p, wanted = locations[0].parameter, override.role
-    if not p.requires_grad or wanted == FROZEN:
+    p, role = at.parameter, override.role
+    if not p.requires_grad or role == FROZEN:
         return Kind(FROZEN)
-    kind = classify(locations, usage)
-    if kind is None and wanted is None and override.method is not None:
-        kind = Kind(CUSTOM, _usual_view("hidden", p.shape))
-    if kind is not None and p.ndim < 2 and wanted not in VECTORS:
+    kind = classify(at, usage)
+    if kind is not None and p.ndim < 2 and role not in VECTORS:
         return kind  # lm_head="head" means the weight, not the bias beside it
-    if wanted is not None:
-        kind = _with_role(wanted, kind, p.shape)
+    if kind is None and override.method is not None:
+        role = role or CUSTOM
+    if role is not None:
+        kind = Kind(role, _view(role, kind, p.shape))
     if kind is None or override.view is None:
         return kind
     view = override.view
@@ -109,21 +110,20 @@ def _kind(locations: list[Location], usage: Usage, override: Override) -> Kind |
     return Kind(kind.role, view)
 
 
-def _with_role(role: str, kind: Kind | None, shape: Shape) -> Kind:
-    """Return the role that the user wants, with the layer's own view if that still fits."""
-    if kind is None or kind.view is None or role in VECTORS:
-        return Kind(role, _usual_view(role, shape))
-    if role in HEADS and kind.role in TABLES:
-        return Kind(role, matrix)  # the rows of the table are then outputs
-    return Kind(role, kind.view)
-
-
-def _usual_view(role: str, shape: Shape) -> View | None:
+def _view(role: str, kind: Kind | None, shape: Shape) -> View | None:
+    """Return the layer's own view if it fits the role that the user wants, else the usual view."""
     if role in VECTORS or len(shape) < 2:
         return None
+    if kind is not None and kind.view is not None:
+        rows_are_outputs = role in HEADS and kind.role in TABLES
+        return matrix if rows_are_outputs else kind.view
     if role in TABLES:
         return transposed
     return conv if role == "conv" or len(shape) > 3 else matrix
+
+
+PARTS: dict[str, Any] = {"role": str, "method": Method, "lr_factor": int | float, "view": Callable}
+"""The parts of an override by their types."""
 
 
 def _parse(pattern: str, value: Any) -> Override:
@@ -134,21 +134,15 @@ def _parse(pattern: str, value: Any) -> Override:
         raise ValueError(f"{pattern!r} is not a regular expression: {e}") from None
     parts: dict[str, Any] = {}
     for part in value if isinstance(value, tuple) else (value,):
-        if isinstance(part, str):
-            if part not in (*ROLES, FROZEN):
-                raise ValueError(f"{pattern!r}: {unknown('role', part, [*ROLES, FROZEN])}")
-            parts["role"] = part
-        elif isinstance(part, Method):
-            parts["method"] = part
-        elif isinstance(part, int | float) and part >= 0:
-            parts["lr_factor"] = float(part)
-        elif callable(part) and not isinstance(part, type):
-            parts["view"] = part
-        else:
+        name = next((name for name, types in PARTS.items() if isinstance(part, types)), None)
+        if name is None or isinstance(part, type) or (name == "lr_factor" and not part >= 0):
             raise TypeError(
                 f"{pattern!r}: an override is a role, a view such as views.split(3), a Method, an "
                 f"lr factor, or a tuple of these, got {part!r}"
             )
+        if name == "role" and part not in (*ROLES, FROZEN):
+            raise ValueError(f"{pattern!r}: {unknown('role', part, [*ROLES, FROZEN])}")
+        parts[name] = part
     return Override(**parts)
 
 
@@ -168,7 +162,8 @@ def _unclear_message(unclear: list[Location]) -> str:
             ),
             "Name their roles, for example with",
             *(f'  **{{r"{k}": {guesses[min(len(a.shape), 4)]}}}' for k, a in examples.items()),
-            "Use views.transposed if it is stored as (d_in, d_out). The roles are:",
+            'Use "position" for a table that is added, "vector" for a factor of each entry,',
+            "views.transposed for (d_in, d_out), views.heads for (d_in, heads, d_head). The roles:",
             "  " + ", ".join((*ROLES, FROZEN)),
         ]
     )

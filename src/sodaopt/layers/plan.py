@@ -151,7 +151,7 @@ def param_groups(
 
 
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
-    """Return the paper's hidden layers: every trainable matrix but embeddings and heads."""
+    """Return the paper's hidden layers: trainable matrices that are neither tables nor heads."""
     return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
 
 
@@ -197,8 +197,8 @@ def _viewed(norm: Norm, view: View | None) -> Norm:
     """Return the norm with the view of the layer, unless it has one or does not depend on it."""
     if view is None or norm.view not in (matrix, elements):
         return norm
-    if norm.elementwise and (norm.scale is not geometry.dense or view is not geometry.transposed):
-        return norm  # the sign of a kernel has factor 1, and other scales do not use d_in
+    if norm.elementwise and (norm.scale is not geometry.dense or view is matrix):
+        return norm  # other scales do not use d_in
     return replace(norm, view=view)
 
 

@@ -41,6 +41,7 @@ def _layerwise(row: Callable[[Norm], Method]) -> dict[str, Rule]:
         "embedding": Rule(row(Sign(geometry.one_hot)), 1.0),
         "hidden": Rule(row(Spectral(geometry.dense)), 50.0),
         "head": Rule(row(Sign(geometry.dense)), 3000.0),
+        "depthwise": Rule(row(Sign(geometry.dense)), 50.0),
         "vector": Rule(row(BiasRMS()), 50.0),
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from sodaopt._errors import times
@@ -80,10 +79,8 @@ def _span(parts: list[str]) -> str:
     if len(parts) == 1:
         return parts[0]
     numbers = sorted(map(int, parts))
-    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    ends = [[n for _, n in run] for _, run in runs]
-    text = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)
-    return text if len(text) <= 12 else "*"
+    in_a_row = numbers[-1] - numbers[0] == len(numbers) - 1
+    return f"{numbers[0]}-{numbers[-1]}" if in_a_row else "*"
 
 
 def _total(rows: Sequence[Any]) -> str:

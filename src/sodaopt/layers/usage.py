@@ -1,0 +1,157 @@
+"""The layers whose role depends on the whole model: output layers and tables of tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from sodaopt.layers import stored
+from sodaopt.layers.locations import Location, Locations
+
+POSITION = (
+    r"(^|[._])(pos(ition(al|s)?)?)(\d|[._]|$)|relative_|rel_pos|_rel$|attention_biases$"
+    r"|token_type|segment|wpe"
+)
+"""A table, or a bare parameter with several rows, whose name has this is a `position`."""
+
+
+Sizes: TypeAlias = dict[nn.Parameter, tuple[int, int]]
+
+
+@dataclass
+class Usage:
+    """The layers whose role depends on the whole model.
+
+    heads: the weights of the output layers.
+    tokens: the tables of tokens.
+    notes: a sentence for each of these that had to be inferred.
+    """
+
+    locations: Locations
+    heads: set[nn.Parameter]
+    tokens: set[nn.Parameter] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def tables(self) -> set[nn.Parameter]:
+        """The parameters of all embedding layers, also if another layer uses them too."""
+        return {p for p, ats in self.locations.items() if any(map(stored.is_table, ats))}
+
+    def names(self, parameters: Iterable[nn.Parameter]) -> str:
+        return ", ".join(self.locations[p][0].name for p in parameters)
+
+
+def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter]) -> Usage:
+    """Find the heads and the token tables. Heads that the user names are the only ones."""
+    pretrained = stored.imported("transformers.modeling_utils", "PreTrainedModel")
+    theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
+    usage = Usage(locations, heads)
+    if not heads:
+        usage.heads = _declared(theirs, "get_output_embeddings", locations)
+        # A model that is its own base model has no head, unless it holds others: CLIP holds two.
+        own = [m for m in theirs if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
+        bodies = {m.base_model for m in theirs if m.base_model is not m or m in own}
+        _infer_heads(usage, bodies)
+    _find_tokens(usage, _declared(theirs, "get_input_embeddings", locations))
+    return usage
+
+
+def _declared(models: list[Any], getter: str, locations: Locations) -> set[nn.Parameter]:
+    """Return the weights of the layers that transformers models declare as input or output."""
+    found: list[Any] = []
+    for m in models:
+        with suppress(NotImplementedError):  # a model without tokens
+            layer = getattr(m, getter)()
+            found += layer if isinstance(layer, nn.ModuleList) else [layer]
+    weights = (getattr(layer, "weight", None) for layer in found)
+    return {w for w in weights if w in locations and w.ndim == 2}
+
+
+def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
+    """Add tied layers, the layers that end in the model's output, and those parallel to a head.
+
+    A linear layer with the shape of the largest table computes logits over the vocabulary. Beside
+    such a layer, another head reads as many inputs. If nothing else is found, the last layer in
+    order of registration is the head.
+    """
+    sizes = {p: size for p, ats in usage.locations.items() if (size := _sizes(ats))}
+    single = {p: at for p in sizes if _is_single(at := usage.locations[p][0], bodies)}
+    largest = max((p.numel() for p in usage.tables), default=0)
+    vocabulary = {p.shape for p in usage.tables if p.numel() == largest}
+    known = usage.heads | {p for p in usage.tables if p in sizes}
+    heads = known or {p for p in single if p.shape in vocabulary}
+    widths = {p.shape[1] for p in heads}
+    heads = heads | {p for p in _unread(sizes, single) if not widths or sizes[p][1] in widths}
+    last = next(reversed(sizes), None)
+    if not heads and last in single:
+        heads = {last}
+    inferred = [p for p in single if p in heads or _is_parallel(p, heads, usage.locations)]
+    usage.heads = heads.union(inferred)
+    if inferred := [p for p in inferred if p not in known]:
+        usage.notes.append(f"inferred heads: {usage.names(inferred)}")
+    elif not heads:
+        usage.notes.append("no head: the last layer is not linear, or part of a repeated block")
+
+
+def _sizes(locations: list[Location]) -> tuple[int, int] | None:
+    """Return d_out and d_in of a linear layer or a convolution."""
+    for at in locations:
+        if (view := stored.linear(at) or stored.kernel(at)) and not stored.lora(at):
+            frame = view(at.shape)
+            return frame.o, frame.i
+    return None
+
+
+def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
+    """Whether it is a linear layer that may be the last: in no body and no repeated block."""
+    linear = at.attribute == "weight" and stored.linear(at) is not None
+    inner = at.is_repeated or not bodies.isdisjoint(at.modules)
+    return linear and not (inner or stored.router(at) or re.search(POSITION, at.name))
+
+
+def _unread(sizes: Sizes, single: Container[nn.Parameter]) -> set[nn.Parameter]:
+    """Return the single layers whose outputs no linear layer and no later convolution can read.
+
+    A linear layer can read them whole or cut into at most twelve parts, as gates and adaptive norms
+    do. A convolution reads some pixels of each channel.
+    """
+    found = set()
+    linear = {d_in for p, (_, d_in) in sizes.items() if p.ndim == 2}
+    channels: set[int] = set()
+    for p, (d_out, d_in) in reversed(sizes.items()):
+        parts = {d_out // n for n in range(1, 13) if d_out % n == 0}
+        if p in single and not parts & linear and all(d_out % n for n in channels - {1}):
+            found.add(p)
+        if p.ndim > 2:
+            channels.add(d_in)
+    return found
+
+
+def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations) -> bool:
+    """Whether a head of the same module has as many outputs and the same last word in its name.
+
+    CLIP has a text_projection and a visual_projection.
+    """
+
+    def end(p: nn.Parameter) -> object:
+        at = locations[p][0]
+        return at.modules[-2:-1], p.shape[0], at.keys[-2:][0].split("_")[-1]
+
+    return end(p) in map(end, heads)
+
+
+def _find_tokens(usage: Usage, declared: set[nn.Parameter]) -> None:
+    """Take the tables with the shape of a declared input, else of a head, else all tables."""
+    used = usage.locations.items()
+    tables = [p for p, ats in used if p in usage.tables and not ats[0].named(POSITION)]
+    shapes = {p.shape for p in tables if p in declared} or {p.shape for p in usage.heads}
+    usage.tokens = {p for p in tables if p.shape in shapes} or set(tables)
+    if len(tables) > 1 and not any(p.shape in shapes for p in tables):
+        names = usage.names(tables)
+        usage.notes.append(f"{names}: it is unclear which one holds tokens, so all of them do")
