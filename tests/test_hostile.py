@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, zoo
+from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, plan, zoo
+from sodaopt.core import optimizer
 
 
 def params(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -188,6 +189,16 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: SODAWrapper(torch.optim.SparseAdam(params())), TypeError, "dense gradients"),
     "differentiable": (
         lambda: SODAWrapper(Adam(params(), differentiable=True)), ValueError, "differentiable"),
+    "twice": (lambda: SODA(params()[:1] * 2, 0.1, zoo.adam()), ValueError, "twice: remove one"),
+    "complex": (
+        lambda: SODA([nn.Parameter(torch.ones(2, dtype=torch.complex64))], 0.1, zoo.adam()),
+        ValueError, "view_as_real"),
+    "soda of soda_dagger": (
+        lambda: zoo.soda(zoo.soda_dagger()), ValueError, "anchored already: use it as it is"),
+    "soda of an average": (
+        lambda: zoo.soda(zoo.gpa()), ValueError, "averages: pass the method inside it"),
+    "recipe of an anchored recipe": (
+        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "use it as it is"),
     "no lr": (lambda: SODA(params(), method=zoo.adam()), ValueError, "group 0 has no lr"),
 }  # fmt: skip
 
@@ -217,3 +228,79 @@ def test_diagnostics_at_lr_zero() -> None:
     feed(opt)
     opt.param_groups[0]["lr"] = 0.0
     assert opt.diagnostics()[0]["as_weight_decay"] == math.inf
+
+
+# -- set later ------------------------------------------------------------------------------------
+
+LATER: dict[str, tuple[Callable[[], Any], str]] = {
+    "SODA": (lambda: SODA(params(), 0.01, zoo.adam()), "zoo.adamw"),
+    "SODA decayed": (lambda: SODA(params(), 0.01, zoo.adamw()), "zoo.adamw"),
+    "SODAWrapper": (lambda: SODAWrapper(adamw(params())), "the pull takes the place"),
+    "SODAWrapper(SODA)": (
+        lambda: SODAWrapper(SODA(params(), 0.01, zoo.adam())), "the pull takes the place"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), LATER.values(), ids=LATER)
+def test_a_weight_decay_that_is_set_later_is_refused(make: Callable[[], Any], words: str) -> None:
+    opt = make()
+    feed(opt)
+    opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=words):
+        feed(opt)
+    del opt.param_groups[0]["weight_decay"]
+    if not isinstance(getattr(opt, "base", opt), SODA):
+        opt.param_groups[0]["weight_decay"] = 0
+    feed(opt)
+
+
+def test_a_weight_decay_of_a_wrapped_average_is_the_bases() -> None:
+    """It acts at z from the next step on."""
+    found = []
+    for decay in (0.0, 0.5):
+        ps = params()
+        opt = ScheduleFree(adamw(ps))
+        opt.param_groups[0]["weight_decay"] = decay
+        feed(opt)
+        found.append(ps[0].detach().norm())
+    assert found[1] < found[0]
+
+
+# -- one base, one wrapper ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, GPA, Lookahead])
+def test_a_base_has_one_wrapper(wrap: Any) -> None:
+    base = adamw(params())
+    first: Any = SODAWrapper(base)
+    with pytest.raises(ValueError, match=r"already in a SODAWrapper.*one AdamW for each"):
+        wrap(base)
+    clone = copy.deepcopy(first)
+    with pytest.raises(ValueError, match="already in a SODAWrapper"):
+        wrap(clone.base)
+    del first
+    feed(wrap(base))
+    with pytest.raises(ValueError, match="decay must be"):
+        SODAWrapper(other := adamw(params()), decay=5.0)
+    feed(wrap(other))
+
+
+# -- sparse gradients -----------------------------------------------------------------------------
+
+
+def test_a_sparse_gradient_at_the_first_step_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error comes before the first bucket has stepped, also if kernels start early."""
+    monkeypatch.setattr(optimizer, "kernels_run_on", lambda p: True)
+    monkeypatch.setattr(optimizer.fused, "is_fusable", lambda *_: True)
+    monkeypatch.setattr(optimizer, "STEPS", optimizer.STEPS[-1:])
+    dense, table = params(*[(2, 2)] * 20), nn.Embedding(4, 2, sparse=True)
+    opt = SODA([*dense, table.weight], 0.1, zoo.lion())
+    before = [p.detach().clone() for p in dense]
+    for p in dense:
+        p.grad = torch.ones_like(p)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        opt.step()
+    assert all(map(torch.equal, dense, before))

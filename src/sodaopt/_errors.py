@@ -1,4 +1,4 @@
-"""Texts that error messages share: suggestions for unknown names, and shapes."""
+"""Errors that several modules raise: suggestions for unknown names, and shapes."""
 
 from __future__ import annotations
 
@@ -21,3 +21,12 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 def times(shape: Iterable[int]) -> str:
     """Write a shape: (4, 5) -> '4x5', () -> 'scalar'."""
     return "x".join(map(str, shape)) or "scalar"
+
+
+def check_shape(name: str, shape: Iterable[int], wanted: Iterable[int]) -> None:
+    """Raise if a loaded tensor has another shape than this optimizer's own."""
+    if tuple(shape) != tuple(wanted):
+        raise ValueError(
+            f"the state to load has {name} of shape {times(shape)}, and here it is "
+            f"{times(wanted)}: it was written for another model"
+        )

@@ -43,7 +43,8 @@ def soda(method: Method, decay: Coef = uniform) -> Method:
 
         y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
 
-    SODAWrapper around the method does the same.
+    SODAWrapper around the method does the same if no gradient is missing: a row counts the steps k
+    of each parameter, and the wrapper those of a group.
 
     decay: strength of the pull in place of 1/(k+2), such as schedules.coupled(uniform),
     schedules.fade(uniform, 900, 1000) or schedules.after(uniform, 100).
@@ -62,6 +63,13 @@ def decayed(method: Method, weight_decay: float) -> Method:
     return replace(_check_plain(method, "decayed"), lam=lam, centre="origin", full_step=True)
 
 
+WAYS_OUT = {  # by the centre of a method that is not plain
+    "origin": "Pass weight_decay=0, or use uscion for scion.",
+    "init": "It is anchored already: use it as it is.",
+    "last": "It averages: pass the method inside it.",
+}
+
+
 def _check_plain(method: Method, who: str) -> Method:
     """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
     if not isinstance(method, Method):
@@ -69,7 +77,7 @@ def _check_plain(method: Method, who: str) -> Method:
     if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}. Pass weight_decay=0, or use uscion for scion."
+            f"centre {method.centre!r}. {WAYS_OUT[method.centre]}"
         )
     return method
 
@@ -320,7 +328,7 @@ def schedule_free(
     """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z, with the step u of base (or sgd),
 
     c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
-    and r = 0, c = 1/(k+1). (Defazio et al. 2024)
+    and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
     """
     if not 0 <= beta <= 1:
         raise ValueError(f"beta must be in [0, 1], got {beta}")

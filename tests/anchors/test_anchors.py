@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import json
 import math
 import pickle
 import subprocess
@@ -437,6 +438,56 @@ def test_exact_anchors_read_each_other(old: str, new: str, make: Any, tmp_path: 
 
 
 # -- seeds ----------------------------------------------------------------------------------------
+
+
+def parts(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header and the data of a safetensors file."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def joined(header: dict[str, Any], data: bytes, spaces: int = 0) -> bytes:
+    text = json.dumps(header).encode() + b" " * spaces
+    return len(text).to_bytes(8, "little") + text + data
+
+
+DAMAGED: dict[str, Callable[[dict[str, Any], bytes], bytes]] = {
+    "empty": lambda header, data: b"",
+    "cut in the header": lambda header, data: joined(header, b"")[:20],
+    "cut in the data": lambda header, data: joined(header, data)[:-5],
+    "a header of 16 GiB": lambda header, data: (1 << 34).to_bytes(8, "little") + data,
+    "an offset beyond the end": lambda header, data: joined(
+        {n: t | {"data_offsets": [0, 1 << 40]} for n, t in header.items()}, data
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_refused(damage: Any, tmp_path: Path) -> None:
+    net = nn.Linear(4, 3)
+    path = saved_file(net, tmp_path / "z0.safetensors")
+    path.write_bytes(damage(*parts(path)))
+    with pytest.raises(ValueError, match=r"z0\.safetensors is damaged .*: copy it again"):
+        anchors.FromFile(path, net)
+
+
+@pytest.mark.parametrize("spaces", range(4))
+def test_data_that_are_not_aligned(spaces: int, tmp_path: Path) -> None:
+    net = nn.Linear(4, 3)
+    path = saved_file(net, tmp_path / "z0.safetensors")
+    path.write_bytes(joined(*parts(path), spaces))
+    z0 = [p.detach().clone() for p in net.parameters()]
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    base = torch.optim.SGD(net.parameters(), 1e-30)  # a real step, which moves nothing
+    opt = SODAWrapper(base, anchor=anchors.FromFile(path, net))
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    for p, z in zip(net.parameters(), z0, strict=True):
+        torch.testing.assert_close(p.detach(), z + 0.5)
 
 
 def test_philox_known_answers() -> None:

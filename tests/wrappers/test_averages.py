@@ -279,42 +279,6 @@ def test_switching_is_exact(wrap: Wrap, base: Any, dtype: torch.dtype) -> None:
         opt.step()
 
 
-def at_y(base: Optimizer) -> Any:
-    return ScheduleFree(base, weight_decay_at_y=0.1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("wrap", [*WRAPS.values(), at_y], ids=[*WRAPS, "decay at y"])
-def test_an_interrupted_step_leaves_the_point(wrap: Wrap, dtype: torch.dtype) -> None:
-    """Also where the base has moved what it was given, and at the first step."""
-
-    class Broken(SGD):
-        broken = False
-
-        def step(self, closure: Any = None) -> None:
-            super().step()
-            if self.broken:
-                raise KeyboardInterrupt
-
-    def kept() -> list[Tensor]:
-        return [t.clone() for w in weights for t in opt._own(w).values()]
-
-    weights = network(dtype)
-    base = Broken(weights, lr=0.1)
-    opt = wrap(base)
-    averaged = isinstance(opt, ScheduleFree | GPA)
-    for steps in range(3):
-        before, stored, base.broken = [w.detach().clone() for w in weights], kept(), True
-        with pytest.raises(KeyboardInterrupt):
-            feed(opt, weights, range(steps, steps + 1))
-        assert all(map(torch.equal, kept(), stored))
-        if averaged or dtype == torch.bfloat16:
-            for w, v in zip(weights, before, strict=True):
-                torch.testing.assert_close(w.detach(), v, rtol=1e-6, atol=1e-6)
-        base.broken = False
-        feed(opt, weights, range(steps, steps + 1))
-
-
 @pytest.mark.parametrize("make", [SGD, AdamW])
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_bf16_averages_follow_fp32(wrap: Wrap, make: Any) -> None:

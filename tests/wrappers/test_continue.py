@@ -59,11 +59,50 @@ def test_from_schedule_free() -> None:
     assert opt.param_groups[0]["soda_k"] == 3
 
 
-def test_other_groups_are_refused() -> None:
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+
+def split(model: nn.Module, named: bool, **more: Any) -> list[dict[str, Any]]:
+    """Matrices and vectors, in another order than the model's."""
+    params = [(n, p) if named else p for n, p in model.named_parameters()]
+    dims = [p.dim() for p in model.parameters()]
+    return [
+        {"params": [p for p, d in zip(params, dims, strict=True) if d == 1]},
+        {"params": [p for p, d in zip(params, dims, strict=True) if d == 2], **more},
+    ]
+
+
+NAMES = {  # whether the checkpoint and the optimizer have names, and whether the model is given
+    "all": (True, True, False),
+    "the checkpoint's and the model's": (True, False, True),
+    "the model's": (False, False, True),
+}
+
+
+@pytest.mark.parametrize(("saved", "live", "given"), NAMES.values(), ids=NAMES)
+def test_other_groups_are_matched_by_name(saved: bool, live: bool, given: bool) -> None:
+    old, new = net(), net()
+    running = AdamW(old.named_parameters() if saved else old.parameters(), lr=0.1)
+    feed(running, list(old.parameters()), range(3))
+    opt = SODAWrapper(AdamW(split(new, live, lr=0.7), lr=0.5, weight_decay=0))
+    continue_from(opt, running.state_dict(), new if given else None)
+    for p, q in zip(old.parameters(), new.parameters(), strict=True):
+        assert opt.state[q]["step"] == 3
+        assert torch.equal(opt.state[q]["exp_avg_sq"], running.state[p]["exp_avg_sq"])
+    assert [g["lr"] for g in opt.param_groups] == [0.5, 0.7]
+    feed(opt, list(new.parameters()), range(3, 5))
+
+
+def test_other_groups_without_names_are_refused() -> None:
     opt = SODAWrapper(AdamW(network(), weight_decay=0))
     two = AdamW([{"params": network()}, {"params": network()}])
-    with pytest.raises(ValueError, match="has 2 parameter groups and the optimizer 1"):
+    with pytest.raises(ValueError, match=r"has 2 parameter groups and the optimizer 1.*model="):
         continue_from(opt, two.state_dict())
+    model = net()
+    opt = SODAWrapper(AdamW(split(model, True)[:1], weight_decay=0))
+    with pytest.raises(ValueError, match=r"0\.weight is in the checkpoint or in the optimizer"):
+        continue_from(opt, AdamW(model.named_parameters()).state_dict())
 
 
 EXPORTS = {

@@ -20,7 +20,7 @@ from typing import Any
 from sodaopt._errors import unknown
 from sodaopt.anchors.elsewhere import FromFile, Regenerated
 from sodaopt.anchors.init import Seeds
-from sodaopt.anchors.pull import Source, pull_, value
+from sodaopt.anchors.pull import Source, inverse, pull_, value
 from sodaopt.anchors.stored import (
     Anchor,
     Clone,
@@ -34,7 +34,7 @@ from sodaopt.anchors.stored import (
 
 __all__ = [
     "ANCHORS", "Anchor", "Clone", "Constant", "Elsewhere", "FromFile", "Host", "Regenerated",
-    "Rounded", "Source", "anchor", "constant_of", "known_constants", "pull_", "value",
+    "Rounded", "Source", "anchor", "constant_of", "inverse", "known_constants", "pull_", "value",
 ]  # fmt: skip
 
 ANCHORS: dict[str, Callable[[], Anchor]] = {

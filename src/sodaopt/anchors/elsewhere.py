@@ -65,15 +65,20 @@ class FromFile(Elsewhere):
 def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     """Map the floating-point tensors of a safetensors file, or of all files in a folder."""
     try:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "anchors.FromFile reads safetensors files: pip install safetensors", name="safetensors"
         ) from None
     path, found = Path(path), {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        with safe_open(file, framework="pt") as f:
-            found.update({name: f.get_tensor(name) for name in f.keys()})  # noqa: SIM118
+        try:
+            with safe_open(file, framework="pt") as f:
+                found.update({name: f.get_tensor(name) for name in f.keys()})  # noqa: SIM118
+        except SafetensorError as e:
+            raise ValueError(
+                f"{file} is damaged or is not a safetensors file ({e}): copy it again"
+            ) from None
     return {name: t for name, t in found.items() if t.is_floating_point()}
 
 

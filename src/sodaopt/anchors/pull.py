@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -28,23 +28,47 @@ BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}
 
 
 class Pull(NamedTuple):
-    """An implementation. wants(x, z0) tells whether it handles the pair."""
+    """An implementation. wants(x, z0) tells whether it handles the pair.
+
+    run: pulls, and yields after each operation that has moved some x.
+    """
 
     name: str
     wants: Callable[[Tensor, Source], bool]
-    run: Callable[[Pairs, float], None]
+    run: Callable[[Pairs, float], Iterator[None]]
 
 
 @backends.not_compiled
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
-    """x <- x + lam (z0 - x) for each x, a rank's shard, in place."""
+    """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
+
+    If it is interrupted, what has moved is moved back, to rounding. With lam = 1, x is lost.
+    """
+    done = 0
+    try:
+        for _ in _operations(xs, z0s, lam):
+            done += 1
+    except BaseException:
+        if lam != 1:
+            for _ in islice(_operations(xs, z0s, inverse(lam)), done):
+                pass
+        raise
+
+
+def inverse(lam: float) -> float:
+    """The strength of the pull that undoes a pull: x = x1 + inverse (z0 - x1)."""
+    return lam / (lam - 1)
+
+
+def _operations(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> Iterator[None]:
+    """Pull each x by the first implementation that wants it."""
     work: dict[int, Pairs] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if not x.is_meta:
             number = next(n for n, pull in enumerate(PULLS) if pull.wants(x, z0))
             work.setdefault(number, []).append((x, z0))
     for number, pairs in work.items():
-        PULLS[number].run(pairs, lam)
+        yield from PULLS[number].run(pairs, lam)
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
@@ -69,23 +93,26 @@ def _is_alike(x: Tensor, z0: Source) -> bool:
     return isinstance(z0, Tensor) and z0.dtype == x.dtype and z0.device == x.device
 
 
-def _together(pairs: Pairs, lam: float) -> None:
+def _together(pairs: Pairs, lam: float) -> Iterator[None]:
     torch._foreach_lerp_(*_columns(pairs), lam)
+    yield
 
 
 def _is_number(x: Tensor, z0: Source) -> bool:
     return isinstance(z0, float)
 
 
-def _to_numbers(pairs: Pairs, lam: float) -> None:
+def _to_numbers(pairs: Pairs, lam: float) -> Iterator[None]:
     """Few calls however many tensors there are, and one pass if the number is zero."""
     if zero := [x for x, z0 in pairs if z0 == 0]:
         torch._foreach_add_(zero, zero, alpha=-lam)
+        yield
     if others := [(x, z0) for x, z0 in pairs if z0 != 0]:
         xs, numbers = _columns(others)
         difference = torch._foreach_neg(xs)
         torch._foreach_add_(difference, numbers)
         torch._foreach_add_(xs, difference, alpha=lam)
+        yield
 
 
 def _has_kernel(x: Tensor, z0: Source) -> bool:
@@ -95,7 +122,7 @@ def _has_kernel(x: Tensor, z0: Source) -> bool:
     return same and backends.usable(x.device)
 
 
-def _by_kernel(pairs: Pairs, lam: float) -> None:
+def _by_kernel(pairs: Pairs, lam: float) -> Iterator[None]:
     from sodaopt.backends.triton import pull
 
     launches: dict[Any, Pairs] = {}
@@ -103,6 +130,7 @@ def _by_kernel(pairs: Pairs, lam: float) -> None:
         launches.setdefault((x.device, z0.dtype), []).append((x, z0))
     for launch in launches.values():
         pull.pull_(*_columns(launch), lam)
+        yield
 
 
 def _has_seed_kernel(x: Tensor, z0: Source) -> bool:
@@ -112,7 +140,7 @@ def _has_seed_kernel(x: Tensor, z0: Source) -> bool:
     return readable and first_element(z0.p) is not None and backends.usable(x.device)
 
 
-def _by_seed_kernel(pairs: Pairs, lam: float) -> None:
+def _by_seed_kernel(pairs: Pairs, lam: float) -> Iterator[None]:
     from sodaopt.backends.triton import seeded
 
     launches: dict[Any, list[tuple[Tensor, seeded.Stream]]] = {}
@@ -122,28 +150,31 @@ def _by_seed_kernel(pairs: Pairs, lam: float) -> None:
         launches.setdefault((x.device, x.dtype, init.kind, p.dtype), []).append((x, stream))
     for (*_, kind, dtype), launch in launches.items():
         seeded.pull_(*_columns(launch), kind, lam, dtype)
+        yield
 
 
 def _is_seeded(x: Tensor, z0: Source) -> bool:
     return isinstance(z0, Seeded)
 
 
-def _by_slices(pairs: Pairs, lam: float) -> None:
+def _by_slices(pairs: Pairs, lam: float) -> Iterator[None]:
     for x, z0 in pairs:
         if x.is_contiguous():
             flat = x.view(-1)
             for at, part in z0.slices(flat.numel()):
                 flat[at].lerp_(part.to(x.dtype), lam)
+                yield
         else:  # channels_last, say: elements are stored in another order than they are numbered
             parts = [part for _, part in z0.slices(x.numel())]
             x.lerp_(torch.cat(parts).view(x.shape).to(x.dtype), lam)
+            yield
 
 
 def _is_anything(x: Tensor, z0: Source) -> bool:
     return True
 
 
-def _in_buckets(pairs: Pairs, lam: float) -> None:
+def _in_buckets(pairs: Pairs, lam: float) -> Iterator[None]:
     """Pull toward a z0 of another dtype or on another device, a bucket at a time."""
     sides: dict[tuple[torch.device, bool], Pairs] = {}
     for x, z0 in pairs:
@@ -151,7 +182,7 @@ def _in_buckets(pairs: Pairs, lam: float) -> None:
     for (device, from_host), side in sides.items():
         buckets = _buckets(side, BUCKETS.get(device.type, BUCKETS["cpu"]))
         for bucket in _prefetched(buckets, device) if from_host else buckets:
-            _together([(x, z0.to(x.device, x.dtype)) for x, z0 in bucket], lam)
+            yield from _together([(x, z0.to(x.device, x.dtype)) for x, z0 in bucket], lam)
 
 
 PULLS = (  # the first that wants a pair pulls it

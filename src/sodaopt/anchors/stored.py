@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape
 from sodaopt.anchors.pull import Source
 from sodaopt.backends import PLAIN
 from sodaopt.parallel import sharded
@@ -45,11 +45,8 @@ class Anchor:
 
     def check(self, kept: Tensor, p: Tensor) -> None:
         """Raise if the loaded tensor holds no z0 of p."""
-        if kept.dim() and kept.numel() and kept.shape != p.shape:
-            raise ValueError(
-                f"the state to load has a z0 of shape {times(kept.shape)} for a parameter of shape "
-                f"{times(p.shape)}: it was written for another model"
-            )
+        if kept.dim() and kept.numel():
+            check_shape("z0", kept.shape, p.shape)
         if kept.numel() == 0 != p.numel():
             raise ValueError(
                 f"the state to load keeps no z0 (it was made from a seed or a file), and "

@@ -109,6 +109,11 @@ class Method:
         return self.centre == "last" and self.lam != 1 and self.lam_bar != 1
 
     @cached_property
+    def counts_by_group(self) -> bool:
+        """Whether k and the memory are the group's. Other methods count each parameter's steps."""
+        return getattr(self.lam, "by_group", False)
+
+    @cached_property
     def fused(self) -> bool:
         """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
         return not (self.keeps_x or self.keeps_z)

@@ -16,7 +16,13 @@ from sodaopt.core import fused
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step
-from sodaopt.core.validation import as_list, check_keys, check_lr, check_parameter
+from sodaopt.core.validation import (
+    FOREIGN,
+    as_list,
+    check_keys,
+    check_lr,
+    check_parameter,
+)
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 
@@ -122,16 +128,21 @@ class SODA(StatefulOptimizer):
         """Group the parameters that have a gradient, so that a bucket shares all operations.
 
         A bucket that a kernel steps from end to end is yielded when it has FIRST parameters: the
-        device starts while the host prepares the rest.
+        device starts while the host prepares the rest. The first step checks all gradients first.
         """
         index = 0
         for group in self.param_groups:
             buckets: dict[Any, Bucket] = {}
             method, early = self.methods[group["method"]], False
+            if not FOREIGN.isdisjoint(group):  # set after the constructor
+                check_keys(group, method, f"a group of {method.name}")
+            leader = self._leader(group) if method.counts_by_group else None
             for j, p in enumerate(group["params"], index):
                 if p.grad is None or p.numel() == 0:
                     continue
                 s, k = self._stepped_state(p, method, group)
+                if leader is not None and leader["step"] > k:
+                    k = self._join(s, leader, method)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 kernel = method.kernel if kernels_run_on(p) else None
                 if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
@@ -144,7 +155,7 @@ class SODA(StatefulOptimizer):
                 if bucket is None:
                     bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
                 bucket.append(p, s, j, z0)
-                if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and not early:
+                if kernel in fused.ELEMENTWISE and len(bucket.params) == FIRST and k and not early:
                     early = True
                     yield buckets.pop(key)
             index += len(group["params"])
@@ -160,6 +171,17 @@ class SODA(StatefulOptimizer):
         s: Any = self.state.get(p)
         k = int(s["step"]) if s else 0
         return s if k else self._current(p, method, first=True), k
+
+    def _leader(self, group: dict[str, Any]) -> State | None:
+        """The state of the parameter with the most steps. It has the group's k and memory."""
+        states = [s for p in group["params"] if (s := self.state.get(p))]
+        return max(states, key=lambda s: float(s["step"]), default=None)
+
+    def _join(self, s: State, leader: State, method: Method) -> int:
+        """Take over the group's k and memory, after steps without a gradient. Return k."""
+        for name in ("step", *method.memory):
+            s[name].copy_(leader[name])
+        return int(s["step"])
 
     def _new_bucket(
         self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,

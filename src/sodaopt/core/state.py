@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape, times
 from sodaopt.anchors import Anchor
 from sodaopt.core.method import Method
 from sodaopt.geometry import State
@@ -147,11 +147,8 @@ class StatefulOptimizer(Optimizer):
             )
         for name, mine in ours.items():
             shape = loaded[name].tensor.shape if isinstance(loaded[name], _Shielded) else ()
-            if name != "z0" and shape != mine.shape:
-                raise ValueError(
-                    f"the state to load has {name} of shape {times(shape)} for a parameter of "
-                    f"shape {times(p.shape)}: it was written for another model"
-                )
+            if name != "z0":
+                check_shape(name, shape, mine.shape)
         return {
             name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
             for name, v in loaded.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sodaopt.schedules.coefficients import (
     NO_PAST,
@@ -87,6 +88,9 @@ class lr_weighted(Schedule):
 
     For a constant or falling lr and r = 0 this is exactly 1/(k+1).
     """
+
+    by_group: ClassVar[bool] = True
+    """k and the memory are the group's, as in the authors' code."""
 
     r: float = 0.0
     power: float = 2.0

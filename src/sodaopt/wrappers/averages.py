@@ -10,8 +10,10 @@ SNOO           every H steps a Nesterov step on x with x - z as the gradient (Di
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,72 +22,65 @@ from torch.optim import Optimizer
 from sodaopt import schedules
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
-from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper
-from sodaopt.wrappers.live import Group
+from sodaopt.wrappers.base import GroupStep, Operation, Wrapper
 
 LARGEST = sys.float_info.max
+Values: TypeAlias = list[tuple[Tensor, Tensor]]  # tensors, and the values to copy there
 
 
-class _Kept(NamedTuple):
-    """x and z of one parameter. is_new: they are not in the state yet."""
+class _Average(Wrapper):
+    """A wrapper that keeps more than one point of each parameter."""
 
-    x: Tensor
-    z: Tensor
-    is_new: bool
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
+        """The wrapper's tensors of p before the first step."""
+        raise NotImplementedError
+
+    def _kept(self, step: GroupStep) -> list[dict[str, Tensor]]:
+        """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
+        kept = [self._own(p) or self._first(p) for p in step.params]
+        step.finish.append(partial(self._keep, step, dict(zip(step.params, kept, strict=True))))
+        return kept
 
 
-class _Averaged(Wrapper):
+class _Averaged(_Average):
     """The base steps z. Parameters hold y = (1-lam_bar) x + lam_bar z, and x is the output.
 
     x and z of 16-bit parameters are kept in fp32, so y is rounded but never summed in 16 bits.
     """
 
     _output = "x"
-    lam: Coef
     lam_bar: float
     weight_decay_at_y: float = 0.0
 
-    def _group_keys(self) -> Group:
-        memory = schedules.start(self.lam)
-        return super()._group_keys() | {self._key(n): v for n, v in memory.items()}
+    def _before(self, step: GroupStep) -> None:
+        group, points = step.group, step.points
+        k = group[self._key("k")]
+        past = self._memory(group, k)
+        lam = schedules.value(self.coef, k, group.get("lr", 1.0), past)
+        kept = self._kept(step)
+        xs, zs = ([sharded.local(own[name]) for own in kept] for name in ("x", "z"))
+        y = partial(_lerp, xs, zs, self.lam_bar, points)
+        step.undo.append(y)
+        step.finish += [
+            partial(torch._foreach_copy_, zs, points),
+            partial(_lerp, xs, zs, lam, points),
+            partial(torch._foreach_copy_, xs, points),
+            y,
+            partial(self._write, step),
+            self._count(step, **past),
+        ]
+        at_y = group.get("lr", 0.0) * self.weight_decay_at_y
+        for point, z in zip(points, zs, strict=True):
+            torch.sub(z, point, alpha=at_y, out=point)  # z, unless there is a decay at y
 
-    def _before(self, step: GroupStep) -> list[_Kept]:
-        kept = [self._kept(p) for p in step.params]
-        at_y = step.group.get("lr", 0.0) * self.weight_decay_at_y
-        for point, (_, z, _) in zip(step.points, kept, strict=True):
-            y = point.clone() if at_y else point
-            point.copy_(sharded.local(z))  # z itself stays until the base has stepped
-            if at_y:
-                point.sub_(y, alpha=at_y)
-        return kept
-
-    def _kept(self, p: Tensor) -> _Kept:
-        own = self._own(p)
-        if own:
-            return _Kept(own["x"], own["z"], False)
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
         z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
-        return _Kept(z.clone(), z, True)
+        return {"x": z.clone(), "z": z}
 
-    def _after(self, step: GroupStep) -> None:
-        group = step.group
-        k, lr = group[self._key("k")], group.get("lr", 1.0)
-        past = {n: group[self._key(n)] for n in schedules.start(self.lam)}
-        past = schedules.advance(self.lam, past, k, lr)
-        lam = schedules.value(self.lam, k, lr, past)
-        for p, point, kept in zip(step.params, step.points, step.held, strict=True):
-            x, z = sharded.local(kept.x), sharded.local(kept.z)
-            z.copy_(point)
-            x.lerp_(z, lam)
-            sharded.local(p).copy_(x.lerp(z, self.lam_bar))
-            if kept.is_new:
-                self._keep(p, x=kept.x, z=kept.z)
-        group |= {self._key(n): v for n, v in past.items()}
-
-    def _undo(self, step: GroupStep) -> None:
-        for p, kept in zip(step.params, step.held, strict=True):
-            x, z = sharded.local(kept.x), sharded.local(kept.z)
-            sharded.local(p).copy_(x.lerp(z, self.lam_bar))
+    def _write(self, step: GroupStep) -> None:
+        """Copy y into the 16-bit parameters, whose points are fp32 copies."""
+        for j in step.low():
+            sharded.local(step.params[j]).copy_(step.points[j])
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return super()._restored(p, name, t).to(SUM_DTYPE.get(p.dtype, p.dtype))
@@ -117,7 +112,7 @@ class ScheduleFree(_Averaged):
         weight_lr_power: float = 2.0,
         weight_decay_at_y: float = 0.0,
     ) -> None:
-        self.lam = schedules.lr_weighted(r, weight_lr_power)
+        self.coef = schedules.lr_weighted(r, weight_lr_power)
         self.lam_bar = 1 - _unit("beta", beta)
         self.weight_decay_at_y = _real("weight_decay_at_y", weight_decay_at_y, 0.0, LARGEST)
         super().__init__(base)
@@ -132,43 +127,35 @@ class GPA(_Averaged):
     prefix = "gpa"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
-        self.lam, self.lam_bar = _unit("lam", lam), _unit("lam_bar", lam_bar)
+        self.coef, self.lam_bar = _unit("lam", lam), _unit("lam_bar", lam_bar)
         super().__init__(base)
 
 
-class _Periodic(Wrapper):
+class _Periodic(_Average):
     """Every `every` steps the slow weights step toward the fast ones, which restart there."""
 
     _output = "slow"
     every: int
 
-    def _before(self, step: GroupStep) -> dict[Tensor, Tensor]:
-        """Return the slow weights of the parameters that have none yet."""
-        return {p: p.detach().clone() for p in step.params if "slow" not in self._own(p)}
-
-    def _after(self, step: GroupStep) -> None:
-        for p, slow in step.held.items():
-            self._keep(p, slow=slow, **self._extra_state(p))
-        k = step.group[self._key("k")]
+    def _before(self, step: GroupStep) -> None:
+        k, kept = step.group[self._key("k")], self._kept(step)
         if (k + 1) % self.every:
-            step.write(0, k)
+            step.finish += [partial(step.write, 0, k), self._count(step)]
             return
-        for p, z in zip(step.params, step.points, strict=True):
-            z.copy_(self._outer(p, sharded.local(self._own(p)["slow"]).to(z.dtype), z))
-        step.write(0, k)
-        for p in step.params:
-            sharded.local(self._own(p)["slow"]).copy_(sharded.local(p))
+        for own, z in zip(kept, step.points, strict=True):
+            step.finish += _computed(partial(self._outer, own, z))
+        slow = [(own["slow"], p) for own, p in zip(kept, step.params, strict=True)]
+        step.finish += [partial(step.write, 0, k), partial(_copy, slow), self._count(step)]
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
         return super()._restored(p, name, t).to(dtype)
 
-    def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
-        """More state of p. It exists from the first step on, as checkpoints expect."""
-        return {}
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
+        return {"slow": p.detach().clone()}
 
-    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        """The new slow weights from the slow x and the fast z."""
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
+        """The new fast weights, from the slow ones in own and the fast z."""
         raise NotImplementedError
 
 
@@ -181,8 +168,9 @@ class Lookahead(_Periodic):
         self.every, self.alpha = _positive("every", every), _unit("alpha", alpha)
         super().__init__(base)
 
-    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        return z.lerp(x, 1 - self.alpha)
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
+        x = sharded.local(own["slow"]).to(z.dtype)
+        return [(z, z.lerp(x, 1 - self.alpha))]
 
 
 class SNOO(_Periodic):
@@ -201,13 +189,40 @@ class SNOO(_Periodic):
         self.momentum = _unit("momentum", momentum)
         super().__init__(base)
 
-    def _extra_state(self, p: Tensor) -> dict[str, Tensor]:
-        return {"b": torch.zeros_like(p, dtype=SUM_DTYPE.get(p.dtype, p.dtype))}
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
+        b = torch.zeros_like(p, dtype=SUM_DTYPE.get(p.dtype, p.dtype))
+        return super()._first(p) | {"b": b}
 
-    def _outer(self, p: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        s, b = x - z, sharded.local(self._own(p)["b"])
-        b.mul_(self.momentum).add_(s)
-        return x - self.lr * (s + self.momentum * b)
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
+        x, b = sharded.local(own["slow"]).to(z.dtype), sharded.local(own["b"])
+        s = x - z
+        b_new = b * self.momentum + s
+        return [(b, b_new), (z, x - self.lr * (s + self.momentum * b_new))]
+
+
+def _lerp(xs: list[Tensor], zs: list[Tensor], weight: Any, out: list[Tensor]) -> None:
+    """out <- (1-weight) x + weight z, without other memory."""
+    for x, z, point in zip(xs, zs, out, strict=True):
+        torch.lerp(x, z, weight, out=point)
+
+
+def _computed(compute: Callable[[], Values]) -> list[Operation]:
+    """Operations that compute new values, then copy them to their places."""
+    values: Values = []
+
+    def keep() -> None:
+        values[:] = compute()
+
+    def copy() -> None:
+        _copy(values)
+        values.clear()
+
+    return [keep, copy]
+
+
+def _copy(values: Values) -> None:
+    for place, value in values:
+        sharded.local(place).copy_(sharded.local(value))
 
 
 def _real(name: str, value: Any, least: float, most: float) -> float:

@@ -1,22 +1,33 @@
-"""The step that all wrappers share: move the points, step the base optimizer, use its points."""
+"""The step that all wrappers share: move the points, step the base optimizer, finish.
+
+A step that raises an error (out of memory, say) ends in one of two ways. If the base's step has not
+begun, the wrapper's work is undone. Otherwise it is finished: the base's update stays as far as the
+base came, and the step counts. Ctrl-C waits until the step is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from sodaopt import rounding
+from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
-from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
-from sodaopt.wrappers.known_bases import DECAYS, NON_READERS
+from sodaopt.schedules import Coef
+from sodaopt.wrappers import hooks
 from sodaopt.wrappers.live import Group, LiveOptimizer
-from sodaopt.wrappers.low_precision import fp32_copies
+from sodaopt.wrappers.low_precision import fp32_copies, read_back
+
+Operation: TypeAlias = Callable[[], Any]
 
 
 @dataclass
@@ -26,14 +37,19 @@ class GroupStep:
     indices: the index of each parameter in the optimizer.
     points: this rank's shard of each parameter that the base steps: the parameter's own memory, or
     an fp32 copy if the parameter has 16 bits.
-    held: whatever the wrapper's `_before` returned.
+    undo: operations that restore the parameters if the base's step does not begin.
+    finish: operations that complete the step after the base's. An operation that raises runs again,
+    so an operation in several parts must give the same result if it begins again.
+    completed: the base's step has returned.
     """
 
     group: Group
     indices: list[int]
     params: list[Tensor]
     points: list[Tensor]
-    held: Any = None
+    undo: list[Operation] = field(default_factory=list)
+    finish: list[Operation] = field(default_factory=list)
+    completed: bool = False
 
     def low(self) -> list[int]:
         """The positions of the 16-bit parameters."""
@@ -52,20 +68,24 @@ class GroupStep:
 
 
 class Wrapper(LiveOptimizer):
-    """A subclass writes `_before` and `_after` the base's step, and `_undo` for a failed one."""
+    """A subclass writes `_before`."""
 
-    def _before(self, step: GroupStep) -> Any:
-        """Move the points to where the base must step from."""
+    coef: Coef = 0.0
+    """The schedule of the pull or of the average. Its memory is in the groups."""
 
-    def _after(self, step: GroupStep) -> None:
-        """Use the points that the base has stepped, and write the parameters."""
-
-    def _undo(self, step: GroupStep) -> None:
-        """Restore the weights if the base's step raised."""
+    def _before(self, step: GroupStep) -> None:
+        """Move the points to where the base must step from, and fill step.undo and step.finish."""
 
     def _group_keys(self) -> Group:
-        mode = {self._key("train_mode"): True} if self._output else {}
-        return super()._group_keys() | mode
+        keys = {"k": 0, **schedules.start(self.coef)} | (
+            {"train_mode": True} if self._output else {}
+        )
+        return {self._key(name): v for name, v in keys.items()}
+
+    def _memory(self, group: Group, k: int) -> dict[str, Any]:
+        """The memory of the schedule at its step k. Before step 0 it does not change."""
+        past = {n: group[f"{self.prefix}_{n}"] for n in schedules.start(self.coef)}
+        return schedules.advance(self.coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -79,20 +99,30 @@ class Wrapper(LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if self._output and not all(g[self._key("train_mode")] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
-        steps, begun = self._group_steps(), []
-        try:
-            for step in steps:
-                step.held = self._before(step)
-                begun.append(step)
-            self._step_base(steps)
-            while begun:
-                self._after(begun[0])
-                begun.pop(0).group[f"{self.prefix}_k"] += 1
-        except BaseException:  # Ctrl-C too: the caller may catch it and save the weights
-            for step in begun:
-                self._undo(step)
-            raise
+        with _ctrl_c_waits():
+            self._step()
         return loss
+
+    def _step(self) -> None:
+        hooks.run_before(self.base)
+        steps = self._group_steps()
+        low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
+        params, points = [p for p, _ in low], [x for _, x in low]
+        made: Any = self._fp32_step.copies(params, points) if low else nullcontext([])
+        with made as copies, _undone_or_finished(steps) as begun:
+            for step in steps:
+                self._before(step)
+            if low:
+                steps[0].finish.insert(0, partial(read_back, copies, points))
+            in_fp32: Any = self._fp32_step.replaced(params, copies) if low else nullcontext()
+            with in_fp32, hooks.silenced(self.base):
+                begun.append(True)
+                self.base.step()  # without a closure: some bases take none
+            for step in steps:
+                step.completed = True
+            if low:
+                read_back(copies, points)
+            hooks.run_after(self.base, params, points)
 
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
@@ -105,20 +135,26 @@ class Wrapper(LiveOptimizer):
             index += len(group["params"])
             if found:
                 params = [p for _, p in found]
-                steps.append(GroupStep(group, [j for j, _ in found], params, _points(params)))
+                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
+                if any(x.dtype in rounding.HALVES for x in points):
+                    points = fp32_copies(points)
+                steps.append(GroupStep(group, [j for j, _ in found], params, points))
         return steps
 
-    def _step_base(self, steps: list[GroupStep]) -> None:
-        low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
-        if low:
-            self._fp32_step.step([p for p, _ in low], [x for _, x in low])
-        else:
-            self.base.step()  # without a closure: some bases take none
+    def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
+        """Store tensors of parameters after the base's step.
 
-    @property
-    def reads(self) -> bool:
-        """Whether the base's update may depend on the weights."""
-        return reads_weights(self.base)
+        If that step failed, a parameter that the base has no state of is left out: many bases
+        initialise a parameter only if its state is empty.
+        """
+        for p, own in tensors.items():
+            if step.completed or self.base.state.get(p):
+                self.base.state[p].update({self._key(name): t for name, t in own.items()})
+
+    def _count(self, step: GroupStep, **memory: Any) -> Operation:
+        """The operation that counts the step, and keeps the memory of a schedule."""
+        keys = {"k": step.group[f"{self.prefix}_k"] + 1, **memory}
+        return partial(step.group.update, {f"{self.prefix}_{n}": v for n, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -150,33 +186,49 @@ class Wrapper(LiveOptimizer):
         sharded.exchange(p, kept[self._output or ""])
 
 
-def _points(params: list[Tensor]) -> list[Tensor]:
-    """This rank's shard of each parameter, as an fp32 copy if it has 16 bits."""
-    shards = [p if type(p) in PLAIN else sharded.local(p) for p in params]
-    low = [j for j, x in enumerate(shards) if x.dtype in rounding.HALVES]
-    if low:
-        for j, copy in zip(low, fp32_copies([shards[j] for j in low]), strict=True):
-            shards[j] = copy
-    return shards
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C take effect after the block. A second Ctrl-C takes effect at once.
+
+    Python raises KeyboardInterrupt right after the operation that it arrives in, and nobody could
+    tell whether that operation is done.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # other threads get no signals
+        return
+    waiting: list[Any] = []
+
+    def wait(*signal_and_frame: Any) -> None:
+        waiting.append(signal_and_frame)
+        if len(waiting) > 1:
+            before(*signal_and_frame)
+
+    signal.signal(signal.SIGINT, wait)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            before(*waiting[0])
 
 
-def decays(base: Optimizer, group: dict[str, Any]) -> list[str]:
-    """The keys of a group under which the base decays its weights. A row's centre counts."""
-    keys = [k for k, off in DECAYS.items() if k in group and _is_on(group[k], off)]
-    if isinstance(base, SODA):
-        method = base.methods.get(group.get("method", ""))  # a loaded name may be unknown
-        if method is not None and method.centre != "last":
-            keys.append("method")
-    return keys
+@contextmanager
+def _undone_or_finished(steps: list[GroupStep]) -> Iterator[list[bool]]:
+    """Undo the steps if the block raises before `begun` has an entry. Else finish them."""
+    begun: list[bool] = []
+    try:
+        yield begun
+    finally:
+        _run(deque([operation for s in steps for operation in (s.finish if begun else s.undo)]))
 
 
-def _is_on(value: Any, off: Any) -> bool:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return True  # reading it would synchronise the device
-    return bool(value != off)
-
-
-def reads_weights(base: Optimizer) -> bool:
-    """Whether the base's update may depend on the weights: by its class, or by its decay."""
-    known = f"{type(base).__module__}.{type(base).__qualname__}" in NON_READERS
-    return not known or any(decays(base, g) for g in base.param_groups)
+def _run(operations: deque[Operation], attempts: int = 2) -> None:
+    """Run all operations. If one raises, it and those after it run before the error is raised."""
+    try:
+        while operations:
+            operations[0]()
+            operations.popleft()
+    finally:
+        if operations and attempts > 1:
+            _run(operations, attempts - 1)

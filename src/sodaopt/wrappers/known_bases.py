@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 from importlib import resources
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
 
 NON_READERS = frozenset(
@@ -35,6 +36,10 @@ DECAYS: dict[str, object] = {
 }
 
 
+WRAPPERS: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()
+"""The wrapper of each wrapped optimizer, by the optimizer's id. A deleted wrapper is gone."""
+
+
 def check_base(base: Any, wrapper: str) -> None:
     """Raise if the optimizer cannot be wrapped."""
     name = type(base).__name__
@@ -49,6 +54,11 @@ def check_base(base: Any, wrapper: str) -> None:
         )
     if not isinstance(base, Optimizer):
         raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
+    if id(base) in WRAPPERS:
+        raise ValueError(
+            f"this {name} is already in a {type(WRAPPERS[id(base)]).__name__}, and two wrappers "
+            f"would both move its parameters: build one {name} for each, or delete the other"
+        )
     if isinstance(base, SparseAdam):
         raise TypeError(
             f"{wrapper} cannot wrap SparseAdam: it moves only the rows with a gradient, and the "
@@ -85,8 +95,5 @@ def check_moments(state: dict[Any, Any], numbered: list[tuple[Any, Tensor]]) -> 
         saved: Any = state.get(n)
         for name in MOMENTS if isinstance(saved, dict) else ():
             t = saved.get(name)
-            if isinstance(t, Tensor) and t.dim() == p.dim() and t.shape != p.shape:
-                raise ValueError(
-                    f"the state to load has {name} of shape {times(t.shape)} for a parameter of "
-                    f"shape {times(p.shape)}: it was written for another model"
-                )
+            if isinstance(t, Tensor) and t.dim() == p.dim():
+                check_shape(name, t.shape, p.shape)

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt._errors import times
+from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import check_base, check_moments
+from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
@@ -26,11 +26,20 @@ NEEDED = {"betas", "momentum", "method"}
 """Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
 
 
+def _of_base(name: str) -> Any:
+    """The base's attribute of this name."""
+    return property(
+        lambda self: getattr(self.base, name), lambda self, v: setattr(self.base, name, v)
+    )
+
+
 class LiveOptimizer(Optimizer):
     """The groups, state, checkpoints and pickles of a wrapper. `Wrapper` adds the step."""
 
     prefix: ClassVar[str]
     base: Optimizer
+    _constructor_keys: ClassVar[tuple[str, ...]] = ()
+    """Group keys that the constructor decides, not a checkpoint."""
 
     def __init_subclass__(cls) -> None:
         if "prefix" in vars(cls):
@@ -47,6 +56,7 @@ class LiveOptimizer(Optimizer):
         self._check_groups(base.param_groups)
         for p in list(base.state):
             self._fp32_step.widen(p)
+        WRAPPERS[id(base)] = self
 
     @property
     def _fp32_step(self) -> Fp32Step:
@@ -56,11 +66,7 @@ class LiveOptimizer(Optimizer):
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
-        return {self._key("k"): 0}
-
-    def _constructor_keys(self) -> list[str]:
-        """Group keys that the constructor decides, not a checkpoint."""
-        return []
+        raise NotImplementedError
 
     def _check_groups(self, groups: list[Group]) -> None:
         """Raise if these groups, live or to be loaded, must not be wrapped."""
@@ -76,35 +82,11 @@ class LiveOptimizer(Optimizer):
         s, mine = self.base.state.get(p, {}), self._key("")
         return {str(k)[len(mine) :]: v for k, v in s.items() if str(k).startswith(mine)}
 
-    def _keep(self, p: Tensor, **tensors: Tensor) -> None:
-        """Store tensors of p. Call it only after the base has stepped p."""
-        self.base.state[p].update({self._key(name): t for name, t in tensors.items()})
-
     # -- the base, live -----------------------------------------------------------------------
 
-    @property
-    def param_groups(self) -> list[Group]:
-        return self.base.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[Group]) -> None:
-        self.base.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        return self.base.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.base.state = state
-
-    @property
-    def defaults(self) -> Group:
-        return self.base.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: Group) -> None:
-        self.base.defaults = defaults
+    param_groups: Any = _of_base("param_groups")
+    state: Any = _of_base("state")
+    defaults: Any = _of_base("defaults")
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the base."""
@@ -115,9 +97,6 @@ class LiveOptimizer(Optimizer):
         except ValueError:
             del self.base.param_groups[count:]  # restore the groups as they were
             raise
-        for group in self.base.param_groups[count:]:
-            for p in group["params"]:
-                self._fp32_step.widen(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the base's parameters."""
@@ -132,48 +111,45 @@ class LiveOptimizer(Optimizer):
         """The base's state dict with the wrapper's keys in it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        state_dict = self._with_saved_tensors(self.base.state_dict())
+        state_dict = self.base.state_dict()
+        state = dict(state_dict["state"])
+        for n, p in self._numbered(state_dict):
+            if own := self._own(p):
+                saved = {self._key(name): self._saved(p, name, t) for name, t in own.items()}
+                state[n] = state[n] | saved
+        state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
         return state_dict
-
-    def _with_saved_tensors(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state dict with the wrapper's tensors as checkpoints store them."""
-        state, mine = dict(state_dict["state"]), self._key("")
-        for n, p in self._numbered(state_dict):
-            ours = [k for k in state.get(n, ()) if str(k).startswith(mine)]
-            if ours:
-                saved = {k: self._saved(p, k.removeprefix(mine), state[n][k]) for k in ours}
-                state[n] = state[n] | saved
-        return state_dict | {"state": state}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the base's state, and the wrapper's tensors without any cast."""
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        ours, theirs = self._split(state_dict["state"])
         groups = [self._group_keys() | g for g in state_dict["param_groups"]]
         for group, current in zip(groups, self.base.param_groups, strict=False):
-            group |= {k: current[k] for k in self._constructor_keys() if k in current}
+            group |= {k: current[k] for k in self._constructor_keys if k in current}
         # everything is checked and copied before anything is changed
         self._check_groups(groups)
         self._check_kind(state_dict["param_groups"])
-        numbered = self._numbered(state_dict)
-        restored = {
-            p: {k: self._restored(p, k.removeprefix(self._key("")), t) for k, t in ours[n].items()}
-            for n, p in numbered
-            if n in ours
-        }
+        numbered, theirs = self._numbered(state_dict), dict(state_dict["state"])
+        restored = {p: self._take(p, theirs, n) for n, p in numbered if n in theirs}
         check_moments(theirs, numbered)
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         for n, p in numbered:
             if n in theirs:
                 self._fp32_step.restore(p, theirs[n])
-            if restored.get(p):
                 self.base.state[p].update(restored[p])
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    def _take(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
+        """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
+        saved, mine = state[n], self._key("")
+        state[n] = {k: v for k, v in saved.items() if not str(k).startswith(mine)}
+        own = {k: v for k, v in saved.items() if str(k).startswith(mine)}
+        return {k: self._restored(p, k.removeprefix(mine), t) for k, t in own.items()}
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""
@@ -218,26 +194,12 @@ class LiveOptimizer(Optimizer):
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
-        if t.shape != p.shape:
-            raise ValueError(
-                f"the state to load has {name} of shape {times(t.shape)} for a parameter of shape "
-                f"{times(p.shape)}: it was written for another model"
-            )
+        check_shape(name, t.shape, p.shape)
         return t.detach().to(p.device, copy=True)
 
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         """A tensor of p as a checkpoint stores it."""
         return t
-
-    def _split(self, state: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-        """The wrapper's tensors and the base's, separated."""
-        mine, ours, theirs = self._key(""), {}, {}
-        for n, s in state.items():
-            if isinstance(s, dict):
-                ours[n] = {k: v for k, v in s.items() if str(k).startswith(mine)}
-                s = {k: v for k, v in s.items() if not str(k).startswith(mine)}
-            theirs[n] = s
-        return ours, theirs
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "step"}
@@ -245,6 +207,7 @@ class LiveOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         super().__setstate__({})
+        WRAPPERS[id(self.base)] = self
 
     @classmethod
     def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:

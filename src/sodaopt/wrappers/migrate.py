@@ -1,7 +1,7 @@
 """Continue from another optimizer's checkpoint, and export plain weights.
 
     opt = SODAWrapper(AdamW(model.parameters(), lr=1e-4, weight_decay=0))
-    sodaopt.continue_from(opt, torch.load("adamw.pt")["optimizer"])   # AdamW, Muon, Schedule-Free
+    sodaopt.continue_from(opt, torch.load("adamw.pt")["optimizer"], model)   # AdamW, Muon, ...
     ...
     torch.save(sodaopt.export(model, opt), "weights.pt")
 
@@ -19,35 +19,71 @@ from torch.optim import Optimizer
 
 from sodaopt.wrappers.base import Wrapper
 from sodaopt.wrappers.known_bases import DECAYS
+from sodaopt.wrappers.live import Group
 
 
-def continue_from(optimizer: Wrapper, state_dict: dict[str, Any]) -> None:
+def continue_from(
+    optimizer: Wrapper, state_dict: dict[str, Any], model: nn.Module | None = None
+) -> None:
     """Load the state of another optimizer into a wrapped one of its kind.
 
     The saved weight decay is dropped, because the pull replaces it. A Schedule-Free state becomes
     an Adam state at the same step with a momentum of zero. Load its weights in eval mode.
+
+    If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
+    groups keep their own settings such as lr. The names are those of `AdamW(named_parameters)`.
+
+    model: gives the names if an optimizer was built without. A checkpoint without names must have
+    one group with `model.parameters()`.
     """
-    groups = [
-        g | {key: off for key, off in DECAYS.items() if key in g}
-        for g in state_dict["param_groups"]
-    ]
-    if groups and "weight_lr_power" in groups[0]:
+    if any("weight_lr_power" in g for g in state_dict["param_groups"]):
         state_dict = _from_schedule_free(state_dict)
-        groups = state_dict["param_groups"]
-    live = optimizer.param_groups
-    if len(groups) != len(live):
+    saved, live = state_dict["param_groups"], optimizer.param_groups
+    by_param = {p: name for name, p in model.named_parameters()} if model else {}
+    is_plain = [len(g["params"]) for g in saved] == [len(by_param)]
+    by_number = dict(enumerate(by_param.values())) if is_plain else {}
+    theirs, ours = _names(saved, by_number), _names(live, by_param)
+    if theirs and ours and theirs != ours:
+        saved = _regrouped(saved, theirs, ours)
+    elif [len(g["params"]) for g in saved] != [len(g["params"]) for g in live]:
         raise ValueError(
-            f"the checkpoint has {len(groups)} parameter groups and the optimizer {len(live)}: "
-            "build the optimizer with the same groups"
+            f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(live)}, or "
+            "groups of other sizes: pass model=, or build the optimizer with the same groups"
         )
     # keys that the checkpoint does not have keep this optimizer's values (foreach, fused, ...)
+    own = {"foreach", "fused", "param_names", *DECAYS}
     merged = [
-        {k: v for k, v in current.items() if k != "params"}
-        | {k: v for k, v in g.items() if k in current and k not in ("foreach", "fused")}
-        | {"params": g["params"]}
-        for g, current in zip(groups, live, strict=True)
+        current | {k: v for k, v in g.items() if k in current and k not in own}
+        for g, current in zip(saved, live, strict=True)
     ]
     optimizer.load_state_dict({"state": state_dict["state"], "param_groups": merged})
+
+
+def _names(groups: list[Group], known: dict[Any, str]) -> list[list[str]]:
+    """The parameter names of each group, or [] if one is unknown.
+
+    known: the names by parameter, or by a parameter's number in the checkpoint.
+    """
+    if all("param_names" in g for g in groups):
+        return [g["param_names"] for g in groups]
+    if all(p in known for g in groups for p in g["params"]):
+        return [[known[p] for p in g["params"]] for g in groups]
+    return []
+
+
+def _regrouped(saved: list[Group], theirs: list[list[str]], ours: list[list[str]]) -> list[Group]:
+    """The numbers of the checkpoint's parameters, in this optimizer's groups."""
+    numbers = {
+        name: n
+        for g, names in zip(saved, theirs, strict=True)
+        for n, name in zip(g["params"], names, strict=True)
+    }
+    if odd := sorted(numbers.keys() ^ {name for names in ours for name in names}):
+        raise ValueError(
+            f"{odd[0]} is in the checkpoint or in the optimizer, not in both: build the optimizer "
+            "with the parameters of the checkpoint"
+        )
+    return [{"params": [numbers[name] for name in names]} for names in ours]
 
 
 def _from_schedule_free(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +98,7 @@ def _from_schedule_free(state_dict: dict[str, Any]) -> dict[str, Any]:
                     "exp_avg": torch.zeros_like(s["exp_avg_sq"]),
                     "exp_avg_sq": s["exp_avg_sq"],
                 }
-        kept = ("lr", "eps", "params")
+        kept = ("lr", "eps", "params", "param_names")
         groups.append({k: v for k, v in g.items() if k in kept})
     return {"state": state, "param_groups": groups}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,35 +13,16 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
-from sodaopt.anchors import Source, pull_, value
+from sodaopt.anchors import Source, inverse, pull_, value
 from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper, decays
-from sodaopt.wrappers.known_bases import DECAYS, check_base
+from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
 AT_START = ("keep", "restart", "reanchor")
-
-
-@dataclass
-class _Pull:
-    """The pull of one group during a step.
-
-    pulled: the points to pull and their z0.
-    added_later: the points, and the pull to add to them after the base's step.
-    captured: newly captured z0 by parameter, kept after the base's step.
-    provisional: the captured z0 may be replaced, see `_is_dry`.
-    before: the selected parameters, their points, and copies from before the step. See `watch`.
-    """
-
-    lam: float
-    pulled: list[tuple[Tensor, Source]] = field(default_factory=list)
-    added_later: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
-    captured: dict[Tensor, Tensor] = field(default_factory=dict)
-    provisional: bool = False
-    before: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
 
 class SODAWrapper(Wrapper):
@@ -64,6 +45,7 @@ class SODAWrapper(Wrapper):
     """
 
     prefix = "soda"
+    _constructor_keys = ("soda_only",)
 
     def __init__(
         self,
@@ -84,23 +66,20 @@ class SODAWrapper(Wrapper):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
-        self.start, self.at_start, self.decay, self.seed = start, at_start, decay, seed
+        self.start, self.at_start, self.coef, self.seed = start, at_start, decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         self.provisional: set[Tensor] = set()  # their z0 was captured in a dry step
-        self.watching = False
-        self.seen: dict[int, dict[str, float]] = {}
         check_base(base, "SODAWrapper")
         only = only if only is None or callable(only) else list(only)
         self.only = only if callable(only) else None
-        chosen = None if only is None else _select(base, only)
-        for j, group in enumerate(base.param_groups):
-            group["soda_only"] = True if chosen is None else chosen[j]
+        for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
+            group["soda_only"] = chosen
         base.defaults["soda_only"] = only is None
+        for group in base.param_groups:  # raise now if lam is out of range
+            self.lam(self._group_keys() | group | {"soda_k": self.start})
         super().__init__(base)
-        for group in base.param_groups:
-            self.lam(group | {"soda_k": self.start})  # raise now if it is out of range
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the base. A predicate for `only` also selects among the new parameters.
@@ -116,111 +95,83 @@ class SODAWrapper(Wrapper):
         super().add_param_group(group)
 
     def _group_keys(self) -> Group:
-        memory = schedules.start(self.decay)
-        return {"soda_k": 0, "soda_only": True, **{f"soda_{n}": v for n, v in memory.items()}}
-
-    def _constructor_keys(self) -> list[str]:
-        return ["soda_only"]
+        return super()._group_keys() | {"soda_only": True}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
-            if group["soda_only"] is not False and group["soda_only"] != []:
+            if group["soda_only"]:
                 _check_decay(self.base, group, j)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the base's update may depend on the weights, apart from a weight decay."""
+        return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
     # -- the pull -----------------------------------------------------------------------------
 
     def lam(self, group: Group) -> float:
         """The strength of the pull at the coming step."""
-        k, lr = group["soda_k"], group.get("lr", 0.0)  # a few bases have no lr
-        if k < self.start:
+        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
+        if group["soda_k"] < self.start:
             return 0.0
-        lam = float(schedules.value(self.decay, k - self._first(), lr, self._memory(group)))
+        lam = float(schedules.value(self.coef, k, lr, self._memory(group, k)))
         if not 0 <= lam <= 1:
             raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
         return lam
 
-    def _first(self) -> int:
-        """The step at which the schedule of the pull begins to count."""
-        return 0 if self.at_start == "keep" else self.start
+    def _k(self, group: Group) -> int:
+        """The step of the schedule of the pull."""
+        k: int = group["soda_k"] - (0 if self.at_start == "keep" else self.start)
+        return k
 
-    def _memory(self, group: Group) -> dict[str, Any]:
-        """The memory of the schedule at the coming step."""
-        past = {n: group[f"soda_{n}"] for n in schedules.start(self.decay)}
-        k = group["soda_k"] - self._first()
-        return past if k < 0 else schedules.advance(self.decay, past, k, group.get("lr", 0.0))
-
-    def _before(self, step: GroupStep) -> _Pull:
-        group, pull = step.group, _Pull(self.lam(step.group))
+    def _before(self, step: GroupStep) -> None:
+        group, lam = step.group, self.lam(step.group)
         chosen = _chosen(step)
-        reanchors = self.at_start == "reanchor" and group["soda_k"] == self.start
-        if reanchors:
-            self._reanchor(group)
-        z0 = self._z0(group, [p for p, _ in chosen], pull)
-        if self.anchor.rounds_weights and (reanchors or pull.captured):
-            step.read()  # the points were made before the anchor rounded the parameters
+        z0 = self._z0(step, [p for p, _ in chosen])
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
-        if self.watching:
-            pull.before = [(p, x, x.clone()) for p, x in chosen]
-        pull.pulled = pairs
-        if pairs and pull.lam:
-            points, sources = [x for x, _ in pairs], [source for _, source in pairs]
-            if self.reads:  # the base must see the weights as they are
-                pulled = [x.clone() for x in points]
-                pull_(pulled, sources, pull.lam)
-                torch._foreach_sub_(pulled, points)
-                pull.added_later = points, pulled
-            else:
-                pull_(points, sources, pull.lam)
-        return pull
+        if pairs and lam:
+            self._pull(step, [x for x, _ in pairs], [source for _, source in pairs], lam)
+        step.finish.append(partial(step.write, self.seed, group["soda_k"]))
+        step.finish.append(self._count(step, **self._memory(group, self._k(group))))
 
-    def _reanchor(self, group: Group) -> None:
-        for p in group["params"]:
-            if "z0" in self._own(p):
-                self._keep(p, z0=self.anchor.capture(p, True))
+    def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
+        """Pull the points before the base steps, or compute the pull and add it afterwards."""
+        if self.reads or lam == 1:  # the base must see the weights, or they could not be restored
+            pulled = [x.clone() for x in xs]
+            pull_(pulled, z0, lam)
+            torch._foreach_sub_(pulled, xs)
+            step.finish.append(partial(torch._foreach_add_, xs, pulled))
+        else:
+            pull_(xs, z0, lam)
+            step.undo.append(partial(pull_, xs, z0, inverse(lam)))
 
     @not_compiled  # it reads values
-    def _z0(self, group: Group, params: list[Tensor], pull: _Pull) -> dict[Tensor, Source]:
+    def _z0(self, step: GroupStep, params: list[Tensor]) -> dict[Tensor, Source]:
         """Where z0 of each parameter is. A z0 that is missing or provisional is captured.
 
         A newly captured z0 is left out, because it equals the weights, unless `anchor.differs`.
         """
-        state = self.base.state
+        group, state = step.group, self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
         new = [p for p, t in kept.items() if t is None or p in self.provisional]
+        reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
+        if reanchors:
+            new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         if new:
-            self._capture(group, kept, new, pull)
-            ready = self.anchor.differs and not pull.provisional
-            kept = {p: t for p, t in kept.items() if p not in pull.captured}
-            kept |= pull.captured if ready else {}
+            dry = not reanchors and _is_dry(group, new)
+            wanted = [p for p in new if kept.get(p) is None or not dry]
+            captured = {p: self.anchor.capture(p, not dry) for p in wanted}
+            step.finish.append(partial(self._keep_z0, step, captured, dry))
+            if self.anchor.rounds_weights:
+                step.read()  # the points were made before the anchor rounded the parameters
+            kept = {p: t for p, t in kept.items() if p not in captured}
+            kept |= captured if self.anchor.differs and not dry else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
 
-    def _capture(
-        self, group: Group, kept: dict[Tensor, Any], new: list[Tensor], pull: _Pull
-    ) -> None:
-        pull.provisional = _is_dry(group, new)
-        wanted = [p for p in new if kept[p] is None or not pull.provisional]
-        pull.captured = {p: self.anchor.capture(p, not pull.provisional) for p in wanted}
-
-    def _after(self, step: GroupStep) -> None:
-        pull: _Pull = step.held
-        if pull.added_later[0]:
-            torch._foreach_add_(*pull.added_later)
-        step.write(self.seed, step.group["soda_k"])
-        for p, z0 in pull.captured.items():
-            self._keep(p, z0=z0)
-            (self.provisional.add if pull.provisional else self.provisional.discard)(p)
-        step.group |= {f"soda_{name}": v for name, v in self._memory(step.group).items()}
-        if self.watching:
-            self._observe(step.group, pull)
-
-    def _undo(self, step: GroupStep) -> None:
-        """Invert the pull, up to rounding. Points of 16-bit parameters are copies."""
-        pull: _Pull = step.held
-        if pull.lam < 1 and not pull.added_later[0]:
-            copies = {id(step.points[j]) for j in step.low()}
-            for x, z0 in pull.pulled:
-                if id(x) not in copies:
-                    x.sub_(value(z0, x) * pull.lam).div_(1 - pull.lam)
+    def _keep_z0(self, step: GroupStep, captured: dict[Tensor, Tensor], provisional: bool) -> None:
+        self._keep(step, {p: {"z0": z0} for p, z0 in captured.items()})
+        change = self.provisional.update if provisional else self.provisional.difference_update
+        change(captured)
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
@@ -240,33 +191,23 @@ class SODAWrapper(Wrapper):
 
         k, lam: the count and the strength of the coming step.
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
-        distance: ||x - z0||.
-        pull, step, share: lengths of the last pull and step, and their ratio, after `watch()`.
+        distance, pull: ||x - z0||, and the length of the coming pull, lam ||x - z0||.
         """
         rows = []
-        for j, group in enumerate(self.base.param_groups):
+        for group in self.base.param_groups:
             kept = {p: self._own(p)["z0"] for p in group["params"] if "z0" in self._own(p)}
-            lam, lr = float(self.lam(group)), float(group.get("lr", 0.0))
-            row = {"k": group["soda_k"], "lam": lam, "as_weight_decay": _ratio(lam, lr)}
-            shards = [
-                (sharded.local(p.detach()), self.anchor.source(p, t)) for p, t in kept.items()
-            ]
-            row["distance"] = _length(list(kept), [x - value(z0, x) for x, z0 in shards])
-            rows.append(row | self.seen.get(j, {}))
+            lam, lr = self.lam(group), float(group.get("lr", 0.0))
+            distance = _length({p: self.anchor.source(p, t) for p, t in kept.items()})
+            rows.append(
+                {
+                    "k": group["soda_k"],
+                    "lam": lam,
+                    "as_weight_decay": lam / lr if lr else math.inf if lam else 0.0,
+                    "distance": distance,
+                    "pull": lam * distance,
+                }
+            )
         return rows
-
-    def watch(self, on: bool = True) -> None:
-        """Measure the pull's share of each step from now on. It costs a copy of the weights."""
-        self.watching = on
-
-    def _observe(self, group: Group, pull: _Pull) -> None:
-        by_point = {id(x): (p, copy) for p, x, copy in pull.before}
-        pulled = [(*by_point[id(x)], value(z0, x)) for x, z0 in pull.pulled]
-        pulls = [(z0 - copy) * pull.lam for _, copy, z0 in pulled]
-        length = _length([p for p, _, _ in pulled], pulls)
-        step = _length([p for p, _, _ in pull.before], [x - copy for _, x, copy in pull.before])
-        j = next(j for j, g in enumerate(self.base.param_groups) if g is group)
-        self.seen[j] = {"pull": length, "step": step, "share": _ratio(length, step)}
 
 
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
@@ -290,36 +231,33 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
 
 
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else math.inf if a else 0.0
-
-
-def _length(params: list[Tensor], shards: list[Tensor]) -> float:
-    """The Euclidean length of whole tensors, from this rank's shards, which are placed like params.
+def _length(z0s: dict[Tensor, Source]) -> float:
+    """The Euclidean length of x - z0 over all parameters, from this rank's shards of them.
 
     It communicates if they are sharded, so every rank must call it.
     """
-    squares = [
-        sharded.total(t.float().square().sum(), p) for p, t in zip(params, shards, strict=True)
-    ]
-    return math.sqrt(sum(map(float, squares)))
+    squares = 0.0
+    for p, z0 in z0s.items():
+        x = sharded.local(p.detach())
+        squares += float(sharded.total((x - value(z0, x)).float().square().sum(), p))
+    return math.sqrt(squares)
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
     """For each group: True for all, False for none, or the positions of the chosen parameters."""
     params = {p for g in base.param_groups for p in g["params"]}
+    if only is None:
+        return [True] * len(base.param_groups)
     if callable(only):
         chosen = {p for p in params if only(p)}
     else:
-        groups = [g for g in only if isinstance(g, dict)]
-        chosen = {p for p in only if isinstance(p, Tensor)}
-        known = all(any(g is b for b in base.param_groups) for g in groups)
-        if chosen - params or not known or len(groups) + len(chosen) < len(set(map(id, only))):
+        entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
+        chosen = {p for entry in entries for p in entry}
+        if chosen - params:
             raise ValueError(
                 "only= takes parameters or groups of the base optimizer (its param_groups), or a "
                 "predicate of a parameter; one of its entries is something else"
             )
-        chosen |= {p for g in groups for p in g["params"]}
     if not chosen:
         raise ValueError("only= selects no parameter of the base optimizer")
     return [_selection([p in chosen for p in g["params"]]) for g in base.param_groups]
@@ -332,19 +270,24 @@ def _selection(chosen: list[bool]) -> bool | list[int]:
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
-    """Raise if the base decays the weights of a pulled group: the pull replaces weight decay."""
-    where, name = f"group {j} of {type(base).__name__}", type(base).__name__
-    for key in decays(base, group):
-        if key != "method":
-            number, off = group[key], DECAYS[key]
+    """Raise if the base decays the weights of group j, because the pull replaces weight decay."""
+    name = type(base).__name__
+    where = f"group {j} of {name}"
+    for key, off in DECAYS.items():
+        if key in group and _is_on(group[key], off):
             raise ValueError(
-                f"{where} has {key}={number!r}, and the pull takes the place of weight decay: "
+                f"{where} has {key}={group[key]!r}, and the pull takes the place of weight decay: "
                 f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
             )
-    if isinstance(base, SODA) and group.get("method") in base.methods:
-        method = base.methods[group["method"]]
-        if method.centre != "last" or method.lam != 1:
-            raise ValueError(
-                f"{where} runs {method.name}, which decays or averages by itself (centre "
-                f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
-            )
+    method = base.methods.get(group.get("method", "")) if isinstance(base, SODA) else None
+    if method is not None and (method.centre != "last" or method.lam != 1):
+        raise ValueError(
+            f"{where} runs {method.name}, which decays or averages by itself (centre "
+            f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
+        )
+
+
+def _is_on(value: Any, off: Any) -> bool:
+    if isinstance(value, Tensor) and value.is_cuda:
+        return True  # reading it would synchronise the device
+    return bool(value != off)
