@@ -291,7 +291,10 @@ def test_eval_is_nothing_where_x_is_y() -> None:
 # -- what parameters may be -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [m for m in FEW.values() if not m.counts_by_group], ids=str)
+BY_PARAMETER = {name: m for name, m in FEW.items() if not m.counts_by_group}
+
+
+@pytest.mark.parametrize("method", BY_PARAMETER.values(), ids=BY_PARAMETER)
 def test_without_gradient_nothing_moves(method: Method) -> None:
     """A parameter whose gradient is None at some steps equals one that never saw those steps."""
     weights, alone = network(), network()

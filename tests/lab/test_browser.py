@@ -1,5 +1,7 @@
 """A report in a headless Chromium draws, responds to buttons and the mouse, and logs no error."""
 
+from pathlib import Path
+
 import pytest
 
 from sodaopt.lab.records import find
@@ -32,11 +34,21 @@ def chromium(tmp_path):
     running.close()
 
 
+def wait(chromium, milliseconds=80):
+    chromium.ask(f"new Promise((done) => setTimeout(done, {milliseconds}))")
+
+
 def click(chromium, section, name):
     script = f"""[...document.querySelectorAll('{section} button')]
       .find((button) => button.textContent.startsWith('{name}')).click()"""
     chromium.ask(script)
-    chromium.ask("new Promise((done) => setTimeout(done, 60))")
+    wait(chromium)
+
+
+def opened(chromium, folder, width=1200):
+    chromium.view(width)
+    chromium.open(write_report(find([folder]), folder.parent / "report.html", NASTY))
+    wait(chromium, 200)
 
 
 def test_the_page_in_a_browser(tmp_path, chromium):
@@ -45,15 +57,15 @@ def test_the_page_in_a_browser(tmp_path, chromium):
     for wd in (0.1, 0.2):
         fake(folder, "muon", wd=wd, final=3.55 + wd / 10)
     fake(folder, NASTY, 0, final=3.8, sample=NASTY)
-    out = write_report(find([folder]), tmp_path / "report.html", NASTY)
-    chromium.view(1200)
-    chromium.open(out)
-    chromium.wait("document.querySelectorAll('canvas').length === 3")
-    chromium.ask("new Promise((done) => setTimeout(done, 100))")
+    opened(chromium, folder)
+    chromium.wait("document.querySelectorAll('canvas').length === 4")
     assert all(count > 2000 for count in chromium.ask(INK))
     assert chromium.ask("document.title") == NASTY
+    order = "[...document.querySelectorAll('section:not([hidden])')].map((s) => s.id).slice(0, 5)"
+    assert chromium.ask(order) == ["results", "sweeps", "gap", "val", "train"]
     _buttons_change_the_chart(chromium)
     _the_mouse_reads_and_zooms(chromium)
+    _keys_read_the_chart(chromium)
     _the_theme_follows_the_system_and_the_button(chromium)
     chromium.view(390)
     chromium.wait("document.querySelector('#val canvas').clientWidth < 390")
@@ -61,32 +73,47 @@ def test_the_page_in_a_browser(tmp_path, chromium):
     assert chromium.said == []
 
 
-REACH = """(() => { %s
-  return reach({ series: [{}], data: [[...Array(%d).keys()], %s] },
-               { shown: [true], log: { x: false, y: false } }); })()"""
+REACH = """(() => { const shown = new Map([["a", true]]), view = { logX: false };
+  %s
+  return reach({ series: [{}], data: [[...Array(%d).keys()], %s] }, [{ label: "a" }],
+               { settle: true, logY: false }); })()"""
 
 
 def test_a_chart_of_few_points_has_the_first_of_them(tmp_path, chromium):
     """With more points the steep start is left out."""
     chromium.open(write_report([fake(tmp_path)], tmp_path / "report.html", "few"))
+    code = asset("curves.js")
+    reach = code[code.index("function reach") : code.index("/** Return the closest point")]
     for losses, start in (([7, 3.5], True), ([7, 4, 3.5], True), ([7, 4, 3.7, 3.5], False)):
-        low, high = chromium.ask(REACH % (asset("curves.js"), len(losses), losses))
+        low, high = chromium.ask(REACH % (reach, len(losses), losses))
         assert low < 3.5
         assert (high > 7) == start
 
 
+PRESSED = """[...document.querySelectorAll('#gap .group button[aria-pressed=true]')]
+  .map((button) => button.textContent)"""
+
+
 def _buttons_change_the_chart(chromium):
     first = shot = chromium.ask(PICTURE)
-    for name in ("log x", "log y", "tokens", "time", "last third", "muon wd"):
-        click(chromium, "#val", name)
+    assert chromium.ask(PRESSED) == ["steps", "whole run"]
+    for section, name in (("#gap", "log x"), ("#val", "log y"), ("#gap", "tokens"),
+                          ("#gap", "time"), ("#gap", "last third"),
+                          ("#val", "muon wd")):  # fmt: skip
+        click(chromium, section, name)
         new = chromium.ask(PICTURE)
         assert new != shot, name
         shot = new
+    assert chromium.ask(PRESSED) == ["time", "log x", "last third"], "the zoom survives"
     off = "document.querySelector('#val .legend button[aria-pressed=false] .name').textContent"
     assert chromium.ask(off).startswith("muon wd")
-    for name in ("log x", "log y", "steps", "muon wd"):
-        click(chromium, "#val", name)
+    for section, name in (("#gap", "log x"), ("#val", "log y"), ("#gap", "steps"),
+                          ("#gap", "whole run"), ("#val", "muon wd")):  # fmt: skip
+        click(chromium, section, name)
     assert chromium.ask(PICTURE) == first
+    before = chromium.ask("document.querySelector('#train canvas').toDataURL()")
+    click(chromium, "#train", "10 %")
+    assert chromium.ask("document.querySelector('#train canvas').toDataURL()") != before
 
 
 def _the_mouse_reads_and_zooms(chromium):
@@ -102,15 +129,37 @@ def _the_mouse_reads_and_zooms(chromium):
     said = chromium.ask("document.querySelector('#val .tip').textContent")
     assert said.startswith("100 steps")
     assert "soda(muon)" in said
+    linked = "document.querySelector('#gap .tip').textContent"
+    assert chromium.ask(linked).startswith("100 steps"), "the cursors are linked"
     chromium.ask(f"window.whole = {PICTURE}; 0")
     chromium.mouse("mousePressed", left + width * 0.5, y, 1)
     chromium.mouse("mouseMoved", left + width * 0.8, y, 1)
     chromium.mouse("mouseReleased", left + width * 0.8, y, 1)
     chromium.wait(f"{PICTURE} !== window.whole")
+    wait(chromium)
+    assert chromium.ask(PRESSED) == ["steps"], "neither the whole run nor the last third"
+    click(chromium, "#val", "log y")
+    click(chromium, "#val", "log y")
+    assert chromium.ask(f"{PICTURE} !== window.whole"), "the zoom survives another axis"
+    left, top, width, height = chromium.ask(script)
+    y = top + height / 2
     for clicks in (1, 2):
         chromium.mouse("mousePressed", left + width * 0.5, y, clicks)
         chromium.mouse("mouseReleased", left + width * 0.5, y, clicks)
     chromium.wait(f"{PICTURE} === window.whole")
+
+
+def _keys_read_the_chart(chromium):
+    press = """(() => { const plot = document.querySelector('#val .plot'); plot.focus();
+      for (const key of %s) plot.dispatchEvent(new KeyboardEvent('keydown', { key }));
+      return [document.activeElement === plot, document.querySelector('#val .spoken').textContent];
+    })()"""
+    focused, said = chromium.ask(press % '["Home", "ArrowRight"]')
+    assert focused
+    assert said.startswith("20 steps: ")
+    assert "soda(muon)" in said
+    assert chromium.ask(press % '["End"]')[1].startswith("200 steps: ")
+    chromium.ask(press % '["Escape"]')
 
 
 def _the_theme_follows_the_system_and_the_button(chromium):
@@ -122,3 +171,130 @@ def _the_theme_follows_the_system_and_the_button(chromium):
     chromium.wait(f"{paper} === '{white}' && {PICTURE} === window.light")
     chromium.ask("document.getElementById('theme').click()")
     chromium.wait(f"{paper} === '{black}'")
+
+
+def test_the_command_and_the_numbers_can_be_copied(tmp_path, chromium):
+    comparison(tmp_path / "runs")
+    runs, out = find([tmp_path / "runs"]), tmp_path / "report.html"
+    chromium.view(1200)
+    chromium.open(write_report(runs, out, "t", command="sodaopt compare muon 'soda(muon)'"))
+    chromium.ask("""window.copied = []; navigator.clipboard.writeText = async (text) => {
+      window.copied.push(text); }; 0""")
+    for name in ("Copy command", "Copy CSV", "Copy BibTeX"):
+        click(chromium, ".copies", name)
+    command, table, entry = chromium.ask("window.copied")
+    assert command == "sodaopt compare muon 'soda(muon)'"
+    lines = table.splitlines()
+    assert (lines[0], len(lines)) == ("optimizer,seed,status,val_loss", 10)
+    assert lines[1] == f"muon,0,finished,{runs[0].val_loss}"
+    assert entry.startswith("@software{sodaopt,")
+
+
+def test_a_page_that_loads_again_keeps_the_view(tmp_path, chromium):
+    comparison(tmp_path / "runs")
+    opened(chromium, tmp_path / "runs")
+    click(chromium, "#gap", "tokens")
+    click(chromium, "#val", "adamw")
+    shot = chromium.ask(PICTURE)
+    chromium.call("Page.reload")
+    chromium.wait("document.querySelectorAll('canvas').length === 3")
+    wait(chromium, 200)
+    assert chromium.ask(PRESSED) == ["tokens", "whole run"]
+    assert chromium.ask(PICTURE) == shot
+
+
+def test_a_hidden_line_does_not_keep_the_focus(tmp_path, chromium):
+    comparison(tmp_path / "runs")
+    opened(chromium, tmp_path / "runs")
+    button = "document.querySelectorAll('#val .legend button')[0]"
+    hover = "new MouseEvent('mouseenter')"
+    chromium.ask(f"{button}.dispatchEvent({hover}), {button}.click(), 0")
+    wait(chromium)
+    chromium.ask(f"window.hidden = {PICTURE}; 0")
+    chromium.ask(f"{button}.dispatchEvent(new MouseEvent('mouseleave')), 0")
+    wait(chromium)
+    assert chromium.ask(f"{PICTURE} === window.hidden"), "the other lines are not dimmed"
+
+
+# -- many runs ------------------------------------------------------------------------------------
+
+
+def sweep(folder):
+    """192 runs: two optimizers, eight learning rates, four weight decays, three seeds."""
+    for optimizer in ("adamw", "muon"):
+        for j in range(8):
+            for wd in (0.0, 0.5, 1.0, 2.0):
+                for seed in range(3):
+                    fake(folder, optimizer, seed, lr=2.0 ** (j - 12), wd=wd, every=50,
+                         final=4 + abs(j - 4) / 20 + abs(wd - 0.5) / 50 + seed / 100,
+                         status="diverged" if j == 7 and seed else "finished")  # fmt: skip
+
+
+ROWS = """[...document.querySelectorAll('.long tbody tr')].filter((row) => !row.hidden)
+  .map((row) => row.dataset.label)"""
+
+
+def test_a_sweep_of_192_runs(tmp_path, chromium):
+    sweep(tmp_path / "runs")
+    opened(chromium, tmp_path / "runs")
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    assert chromium.ask("document.querySelectorAll('.heat').length") == 2
+    assert chromium.ask("document.querySelectorAll('.legend button').length") == 0
+    rows = chromium.ask(ROWS)
+    assert (len(rows), rows[0]) == (64, "adamw lr=2⁻⁸ wd=0.5")
+    assert all("lr=2⁻⁵" in label for label in rows[-8:]), "diverged ones come last"
+    lit = "document.querySelectorAll('.long .line[aria-pressed=true]').length"
+    assert chromium.ask(lit) == 2, "the best of each optimizer"
+    shot = chromium.ask(PICTURE)
+    click(chromium, ".long tbody", "adamw lr=2⁻⁸ wd=1")
+    assert chromium.ask(lit) == 3
+    assert chromium.ask(PICTURE) != shot
+    search = "document.querySelector('input[type=search]')"
+    chromium.ask(f"{search}.value = 'muon wd=2'; {search}.dispatchEvent(new Event('input')); 0")
+    assert len(chromium.ask(ROWS)) == 8
+    chromium.ask(f"{search}.value = ''; {search}.dispatchEvent(new Event('input')); 0")
+    click(chromium, ".long thead", "val loss")
+    click(chromium, ".long thead", "val loss")
+    values = (
+        "[...document.querySelectorAll('.long tbody tr')].map((r) => +r.cells[1].dataset.value)"
+    )
+    found = chromium.ask(values)
+    assert found == sorted(found, reverse=True)
+    for width in (1200, 390):
+        chromium.view(width)
+        wait(chromium)
+        assert chromium.ask("document.documentElement.scrollWidth") == width
+    assert chromium.said == []
+
+
+# -- what everyone can read -----------------------------------------------------------------------
+
+CONTRAST = (Path(browser.__file__).parent / "contrast.js").read_text()
+UNNAMED = """[...document.querySelectorAll('button, input, [tabindex], th')].filter((element) =>
+  !(element.textContent.trim() || element.getAttribute('aria-label') || element.title)).length"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_can_be_read(dark, tmp_path, chromium):
+    """A contrast of at least 4.5, also of lines that are switched off. Everything has a name."""
+    comparison(tmp_path / "few")
+    sweep(tmp_path / "many" / "runs")
+    for folder in (tmp_path / "few", tmp_path / "many" / "runs"):
+        opened(chromium, folder)
+        chromium.view(1200, dark=dark)
+        chromium.ask("document.querySelector('#val .legend button, .long .line')?.click()")
+        wait(chromium)
+        assert chromium.ask(CONTRAST) == []
+        assert chromium.ask(UNNAMED) == 0
+        ids = "[...document.querySelectorAll('[id]')].map((element) => element.id)"
+        found = chromium.ask(ids)
+        assert len(found) == len(set(found))
+
+
+def test_words_do_not_break(tmp_path, chromium):
+    fake(tmp_path / "runs", head={"data": {"name": "embedded", "fingerprint": "a" * 64}})
+    opened(chromium, tmp_path / "runs", 390)
+    lines = """[...document.querySelectorAll('dt')].map((dt) => {
+      const range = document.createRange(); range.selectNodeContents(dt);
+      return range.getClientRects().length; })"""
+    assert set(chromium.ask(lines)) == {1}

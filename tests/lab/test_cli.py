@@ -5,6 +5,7 @@ import builtins
 import inspect
 import json
 import re
+import shlex
 import sys
 import textwrap
 from pathlib import Path
@@ -20,6 +21,7 @@ from sodaopt.lab.arguments import Output, parse_seeds
 from sodaopt.lab.commands import Sample, Train
 from sodaopt.lab.data.command import Download, Info, Prepare
 from sodaopt.lab.many import Compare, Many, Sweep, placed
+from sodaopt.lab.report import Plan
 from sodaopt.lab.report.command import Report
 from sodaopt.lab.reproduce import Reproduce
 from tests.support.lab_jobs import embedded, exit_code, flags, working
@@ -157,6 +159,20 @@ def test_json(capsys):
     assert json.loads(capsys.readouterr().out) == found
     assert cli.main(["train", *flags(steps=2), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["status"] == "finished"
+
+
+@lab
+def test_the_page_has_the_command_that_made_it(capsys):
+    words = ["sweep", "muon", "soda(muon)", "--over", "lr=0.1,0.2", "--over", "wd=0,1",
+             "--seeds", "3", "--no-diagnostics", "--workers", "1", "--out", "out",
+             *flags(steps=1)]  # fmt: skip
+    assert cli.main([*words, "--quiet"]) == 0
+    command = Plan.load(Path("out")).command
+    again = shlex.split(command)
+    assert (again[:4], set(again[1:])) == (["sodaopt", *words[:3]], set(words))
+    capsys.readouterr()
+    assert cli.main([*again[1:], "--json"]) == 0, "and it runs: nothing is left to do"
+    assert len(json.loads(capsys.readouterr().out)["variants"]) == 6
 
 
 @lab

@@ -335,7 +335,10 @@ def test_a_damaged_memory_of_checks_is_made_again(text, tmp_path):
     ("name", "message"),
     [
         ("fineweb10B", "is not in .*: get it with sodaopt data download fineweb10B 9"),
-        ("proxy", "is not in .*: make it with sodaopt data prepare FILES --vocab 8192 --out"),
+        (
+            "proxy",
+            "is not in .*: make it with sodaopt data download fineweb10B 2, and then sodaopt",
+        ),
         ("fineweb10b", "did you mean 'fineweb10B'.*sodaopt data download fineweb10B 9"),
         ("embeded", "did you mean 'embedded'"),
         ("mine2", "did you mean 'mine1'"),

@@ -67,6 +67,17 @@ def test_another_field_of_json_lines(tmp_path):
         list(texts.documents(path))
 
 
+def test_shards_get_another_tokenizer(tmp_path):
+    """As for the proxy from the published shards of FineWeb."""
+    text, first, second = tmp_path / "a.txt", tmp_path / "first", tmp_path / "second"
+    text.write_bytes(content("txt", DOCUMENTS))
+    more = "--val-fraction", 0.1, "--out"
+    assert call("prepare", text, "--tokenizer", "gpt2", *more, first) == 0
+    assert call("prepare", *sorted(first.glob("*.bin")), "--vocab", 300, *more, second) == 0
+    data = open_data(str(second))
+    assert (data.vocab, sorted(documents_of(data))) == (300, sorted(DOCUMENTS))
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     path = tmp_path / "a.parquet"

@@ -4,10 +4,12 @@ import io
 import json
 import os
 import re
+import statistics
 from html.parser import HTMLParser
 
 import pytest
 
+from sodaopt.lab import labels
 from sodaopt.lab.comparison import comparisons
 from sodaopt.lab.records import DIVERGED, FILE, find
 from sodaopt.lab.variants import group_by_variant
@@ -18,9 +20,12 @@ pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
 from sodaopt.lab.report import (  # noqa: E402
+    Plan,
     charts,
     comparison_table,
     figures,
+    heat,
+    panels,
     sentences,
     text,
     write_report,
@@ -128,7 +133,7 @@ def test_a_report_of_nothing_but_beginnings(tmp_path):
     run = fake(tmp_path, status=None, done=0.0)
     (run.folder / FILE).write_text((run.folder / FILE).read_text().splitlines()[0] + "\n")
     found = page(tmp_path)
-    assert found.data == {"val": [], "train": [], "sweeps": []}
+    assert not any(found.data[name] for name in ("gap", "val", "train", "dynamics", "sweeps"))
     assert "No run has finished yet." in found.text
 
 
@@ -177,7 +182,7 @@ def test_forty_runs(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 1_000_000
     assert len(found.data["val"]) == len(found.data["train"]) == 40
     assert max(len(curve["steps"]) for curve in found.data["train"]) <= charts.BUDGET / 40
-    assert "All 40 variants" in found.text
+    assert ("table", "class", "results long fine") in found.attributes
     assert [panel["axis"] for panel in found.data["sweeps"]] == ["lr", "wd"]
     assert found.data["sweeps"][0]["chosen"] == "wd"
 
@@ -208,11 +213,97 @@ def test_long_curves_keep_their_ends(tmp_path):
     assert (curve.steps[0], curve.steps[-1]) == (4, 40_000)
 
 
-def test_smoothing_keeps_a_constant_and_takes_out_noise():
-    assert charts.smooth([2.0] * 300) == pytest.approx([2.0] * 300)
-    noisy = [float(j % 2) for j in range(1000)]
-    assert charts.smooth(noisy)[-1] == pytest.approx(0.5, abs=0.05)
-    assert charts.smooth([]) == []
+def test_a_thinned_noisy_curve_has_means(tmp_path):
+    (variant,) = group_by_variant([fake(tmp_path, steps=4000, every=4)])
+    (whole,) = charts.curves([variant], "step")
+    thin = charts.thin(whole, 10, average=True)
+    kept = [whole.steps.index(step) for step in thin.steps]
+    for a, b, y in zip(kept, kept[1:], thin.loss[1:], strict=False):
+        assert y == pytest.approx(statistics.fmean(whole.loss[a + 1 : b + 1]))
+
+
+def test_the_gap_is_the_paired_difference(tmp_path):
+    comparison(tmp_path)
+    fake(tmp_path, "muon", 7, final=1.0)  # the others lack this seed
+    soda, adamw = charts.gaps(compared(tmp_path))
+    assert (soda.label, adamw.label) == ("soda(muon)", "adamw")
+    muon = {run.job["seed"]: run for run in find([tmp_path]) if run.optimizer == "muon"}
+    runs = [run for run in find([tmp_path]) if run.optimizer == "soda(muon)"]
+    want = [run.of("val")[-1]["loss"] - muon[run.job["seed"]].of("val")[-1]["loss"] for run in runs]
+    assert soda.loss[-1] == pytest.approx(statistics.fmean(want))
+    assert soda.low[-1] < soda.loss[-1] < soda.high[-1]
+
+
+def diagnosed(folder, optimizer, share):
+    run = fake(folder, optimizer)
+    *rest, end = (run.folder / FILE).read_text().splitlines()
+    roles = {"hidden": {"share": share, "lr": 0.1, "angle": None}, "total": {"share": share / 2}}
+    rows = [{"kind": "diagnostics", "step": k, "tokens": k, "seconds": k, "roles": roles}
+            for k in (50, 100)]  # fmt: skip
+    (run.folder / FILE).write_text("\n".join([*rest, *map(json.dumps, rows), end]) + "\n")
+
+
+def test_diagnostics_are_small_charts(tmp_path):
+    diagnosed(tmp_path, "muon", 0.0)
+    diagnosed(tmp_path, "soda(muon)", 0.5)
+    found = page(tmp_path).data["dynamics"]
+    assert list(found) == ["hidden", "total"]
+    assert [c["loss"] for c in found["hidden"]["share"]] == [[0, 0], [0.5, 0.5]]
+    assert found["total"]["share"][1]["loss"] == [0.25, 0.25]
+    assert found["hidden"]["angle"] == []
+    bad = tmp_path / "000" / FILE
+    bad.write_text(bad.read_text().replace('"share": 0.0', '"share": "x"'))
+    with pytest.raises(ValueError, match="share is 'x'"):
+        find([tmp_path])
+
+
+def swept(folder):
+    """Learning rates and weight decays. The lowest mean is that of a surviving seed."""
+    for lr, wd, final, status in (
+        (0.1, 0.0, 3.6, "finished"), (0.1, 1.0, 3.5, "finished"), (0.2, 0.0, 3.7, "finished"),
+        (0.2, 1.0, 3.2, "finished"),
+    ):  # fmt: skip
+        for seed in (0, 1):
+            lost = (lr, wd, seed) == (0.2, 1.0, 1)
+            fake(folder, "muon", seed, lr=lr, wd=wd, final=final + 0.01 * seed,
+                 status=DIVERGED if lost else status)  # fmt: skip
+    fake(folder, "soda(muon)", lr=0.1)
+
+
+def test_a_heat_map_marks_the_best_and_the_diverged(tmp_path):
+    swept(tmp_path)
+    (one,) = panels.heat_maps(group_by_variant(find([tmp_path])))
+    assert (one.columns, one.rows, one.best.job["wd"], one.best.job["lr"]) == (
+        [0.1, 0.2], [0.0, 1.0], 1.0, 0.1
+    )  # fmt: skip
+    html = heat.heat_section(group_by_variant(find([tmp_path])))
+    assert re.search(r'class="best" style="--level:\d+%">3\.505</td>', html)
+    assert re.search(r'class="gone">3\.200<span class="n">1 of 2 div', html)
+    assert heat.heat_section(group_by_variant([fake(tmp_path / "one")])) == ""
+
+
+def test_settings_that_differ_are_a_table(tmp_path):
+    swept(tmp_path)
+    said = " ".join(page(tmp_path).text)
+    assert "Settings that differ" in said
+    assert "Settings that differ" not in " ".join(page(fake(tmp_path / "b").folder.parent).text)
+
+
+def test_a_stranger_picks_the_winner_of_the_records(tmp_path):
+    """The first row of a long table is the lowest mean without a diverged seed."""
+    for j in range(12):
+        for seed in range(2):
+            lost = j == 3 and seed == 1
+            fake(tmp_path, "muon", seed, lr=2.0**-j, final=3.5 + abs(j - 6) / 10 - (j == 3),
+                 status=DIVERGED if lost else "finished")  # fmt: skip
+    means = {}
+    for run in find([tmp_path]):
+        means.setdefault(run.job["lr"], []).append(run.val_loss)
+    whole = {lr: statistics.fmean(x) for lr, x in means.items() if None not in x}
+    page(tmp_path)
+    html = (tmp_path / "report.html").read_text()
+    first = re.search(r'<tbody><tr class="best" data-label="([^"]+)"', html)[1]
+    assert first == labels.pretty(f"muon lr={labels.value(min(whole, key=whole.get))}")
 
 
 def test_an_optimizer_with_weight_decay_is_never_a_level_line(tmp_path):
@@ -221,7 +312,7 @@ def test_an_optimizer_with_weight_decay_is_never_a_level_line(tmp_path):
     fake(tmp_path, "adamw", final=3.6)
     fake(tmp_path, "soda(muon)", 0, final=3.4)
     fake(tmp_path, "soda(muon)", 1, status=DIVERGED)
-    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
+    (panel,) = panels.panels(group_by_variant(find([tmp_path])))
     assert [(t.label, t.level) for t in panel.traces] == [
         ("muon", False), ("adamw", False), ("soda(muon)", True)
     ]  # fmt: skip
@@ -244,7 +335,7 @@ def test_soda_is_a_level_line_in_a_sweep_of_weight_decay(tmp_path):
         fake(tmp_path, "muon", wd=wd, final=final)
     run = fake(tmp_path, "soda(muon)", final=3.4)
     assert run.job["wd"] == 0
-    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
+    (panel,) = panels.panels(group_by_variant(find([tmp_path])))
     assert (panel.axis, panel.title, panel.ticks) == ("wd", "", [-3.5, -2, 0])
     assert panel.names == ["0", "0.25", "1"]
     muon, soda = panel.traces
@@ -256,17 +347,17 @@ def test_each_horizon_of_a_sweep_has_its_panel(tmp_path):
     for horizon, steps in ((1.0, 100), (4.0, 400)):
         for lr in (2.0**-10, 2.0**-9):
             fake(tmp_path, lr=lr, horizon=horizon, steps=steps)
-    found = charts.panels(group_by_variant(find([tmp_path])))
+    found = panels.panels(group_by_variant(find([tmp_path])))
     assert [panel.title for panel in found] == ["horizon=1", "horizon=4"]
     assert [trace.label for panel in found for trace in panel.traces] == ["muon", "muon"]
     assert found[0].names == ["2^-10", "2^-9"]
 
 
 def test_the_window_shows_the_better_half():
-    low, high = charts.window([3.5, 3.51, 3.52, 9.0])
+    low, high = panels.window([3.5, 3.51, 3.52, 9.0])
     assert low < 3.5
     assert 3.52 < high < 3.6
-    assert charts.window([3.5]) == pytest.approx((3.465, 3.535))
+    assert panels.window([3.5]) == pytest.approx((3.465, 3.535))
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of a layout that does not fit
@@ -358,7 +449,7 @@ def test_rows_with_unequal_seeds_are_named(tmp_path):
     fake(tmp_path, "muon", wd=0.1)
     notes = sentences.notes(compared(tmp_path))
     assert any(note.startswith("Rows have 1 to 3 seeds (n).") for note in notes)
-    (panel,) = charts.panels(group_by_variant(find([tmp_path])))
+    (panel,) = panels.panels(group_by_variant(find([tmp_path])))
     assert [(m.n, m.fewer) for m in panel.traces[0].marks] == [(3, False), (1, True)]
     assert any("1 to 3 seeds" in note for note in panel.notes)
 
@@ -412,6 +503,29 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
     again = Report((tmp_path / "my-runs",), out=tmp_path / "x.html", title="T")
     assert again.run() == 0
     assert "<title>T</title>" in (tmp_path / "x.html").read_text()
+
+
+def test_a_live_page_follows_the_runs(tmp_path, monkeypatch, capsys):
+    fake(tmp_path, "muon", final=3.5)
+    running = fake(tmp_path, "lion", status=None, done=0.5)
+    Plan("Two", ("000", "001")).save(tmp_path)
+    pages = []
+
+    def pause(seconds):
+        pages.append((tmp_path / "report.html").read_text())
+        end = {"kind": "end", "step": 200, "status": "finished", "val_loss": 3.4, "seconds": 1}
+        with (running.folder / FILE).open("a") as file:
+            file.write(json.dumps(end) + "\n")
+
+    monkeypatch.setattr("sodaopt.lab.report.command.time.sleep", pause)
+    assert Report((tmp_path,), live=2).run() == 0
+    assert len(pages) == 1
+    assert '<meta http-equiv="refresh" content="2">' in pages[0]
+    last = (tmp_path / "report.html").read_text()
+    assert "refresh" not in last.split("<style>")[0]
+    assert "3.4000" in last
+    with pytest.raises(ValueError, match="live is a number of seconds above 0"):
+        Report((tmp_path,), live=0)
 
 
 @pytest.mark.parametrize(

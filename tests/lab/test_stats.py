@@ -217,7 +217,7 @@ def test_a_diverged_seed_ranks_last(tmp_path):
     assert [v.job["lr"] for v in sorted(variants, key=lambda v: v.rank)] == [0.1, 0.05, 0.2]
     assert lab.best(variants, "lr") == {"muon": 0.1}
     assert [v.job["lr"] for v in bases(variants)] == [0.1] * 3
-    gone, base, rest = comparisons(variants)
+    rest, base, gone = comparisons(variants)
     assert (gone.difference, gone.variant.summary()) == (None, "2 of 3 diverged")
     assert (base.difference, rest.difference.mean) == (None, pytest.approx(0.2))
 
@@ -231,11 +231,11 @@ def test_rows_with_unequal_seeds(tmp_path):
         *({"optimizer": "soda(muon)"} | run | {"final": run["final"] - 0.02} for run in three),
         *({"wd": wd, "final": 3.50 + gap} for wd, gap in ((0.1, 0.01), (0.2, 0.03))),
     )
-    assert [v.n for v in variants] == [3, 3, 1, 1]
+    assert [v.n for v in variants] == [3, 1, 1, 3]
     assert min(variants, key=lambda v: v.mean).job["wd"] == 0.1
     rows = comparisons(variants)
     assert [row.base.label for row in rows] == ["muon wd=0"] * 4
-    assert [row.difference.mean for row in rows[1:]] == pytest.approx([-0.02, 0.01, 0.03])
+    assert [row.difference.mean for row in rows[1:]] == pytest.approx([0.01, 0.03, -0.02])
     assert all(row.difference.low is not None for row in rows[1:]), "residuals are pooled"
     assert min(variants, key=lambda v: v.rank).label == "soda(muon)"
 
@@ -253,8 +253,7 @@ def test_only_primary_comparisons_are_tested(tmp_path):
     assert (soda.stars, lion.stars, lion.difference.clear) == ("***", "", True)
     both = comparisons(variants, [*one, (folder["lion"], folder["soda(muon)"])])
     assert [row.base.label for row in both] == ["muon", "muon", "soda(muon)"]
-    assert both[1].p == pytest.approx(2 * both[1].difference.p, rel=1e-3) or both[1].p >= both[2].p
-    assert all(row.p >= row.difference.p for row in both[1:])
+    assert [row.p for row in both[1:]] == stats.holm([row.difference.p for row in both[1:]])
 
 
 def test_variants_are_compared_at_their_own_scale(tmp_path):

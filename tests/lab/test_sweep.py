@@ -152,6 +152,7 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 HOW: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
+    "diagnostics": False, "log": "tensorboard",
     "threads": 2, "checkpoint_every": 9, "log_every": 8,
 }  # fmt: skip
 
@@ -575,7 +576,7 @@ def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> N
         return (OUT / "report.html").read_text()
 
     page = compare("soda(muon)", "muon")
-    assert "<title>soda(muon) vs muon</title>" in page
+    assert "<title>SODA(Muon), Muon</title>" in page
     assert report() == page
     assert "adamw" in compare("muon", "adamw")
     page = report()  # of all that the folder holds, in the order of the last comparison
@@ -711,6 +712,13 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
             assert p.shape.depth == 12
             assert p.settings.lr in {p.name.spec.lr, *own}
             assert p.batch * p.shape.context == 2**19
+
+
+@pytest.mark.parametrize("study", ["fig-scale", "fig-scale-wrapper"])
+def test_all_sizes_have_as_many_tokens_a_parameter(study: str) -> None:
+    found = [resolve(j, 50257) for j in work(study, "paper").jobs({})]
+    assert len({r.shape.parameters for r in found}) == 7
+    assert all(r.horizon == pytest.approx(1, rel=2e-3) for r in found)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A resumed run has the same losses and weights as an uninterrupted one, bit by bit. Wrong settings
 are refused before any data is read, and failures are reported."""
 
+import math
 import os
 import random
 import resource
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from sodaopt import cli
+from sodaopt.core.diagnostics import SUMS
 from sodaopt.lab import checkpoint, records, train, training
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
 from sodaopt.lab.execution import Execution
@@ -577,7 +579,7 @@ REFUSED = [
     ),
     (["--optimizer", "soda(muon)", "--decay", "couplet"], "did you mean 'coupled'?"),
     (["--optimizer", "muon", "--decay", "coupled"], "decay is coupled: only soda"),
-    (["--optimizer", "gpa(soda(muon))", "--decay", "coupled"], "decay is coupled: only soda"),
+    (["--optimizer", "gpa(muon)", "--decay", "coupled"], "decay is coupled: only soda"),
     (["--optimizer", "adamw", "--alpha", "0.1"], "have alpha and alpha_bar, not adamw"),
     (["--optimizer", "muon", "--alpha", "5"], "alpha must be between 0 and 1, got 5"),
     (["--optimizer", "scion", "--alpha", "-0.1"], "alpha must be between 0 and 1, got -0.1"),
@@ -604,7 +606,8 @@ def test_refused(
     monkeypatch.setattr("sodaopt.lab.commands.open_data", unread)
     monkeypatch.setattr(train, "open_data", unread)
     assert exit_code(["train", *arguments]) == 2
-    assert words in " ".join(capfd.readouterr().err.split())
+    said = capfd.readouterr().err.replace("│", " ")  # the parser draws a box
+    assert words in " ".join(said.split())
 
 
 def test_uneven_micro_batch(capfd: Any) -> None:
@@ -702,3 +705,39 @@ def test_coupled_pull() -> None:
     assert job_of(records.read(B)).decay == "coupled"
     with pytest.raises(train.Refused, match="decay coupled -> None"):
         train.train(job("soda(muon)", warmdown=0.5), B)
+
+
+# -- diagnostics ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["muon", "soda(adamw)", "soda_dagger", "gpa(soda(muon))"])
+def test_diagnostics_are_recorded_and_change_nothing(name: str, lab: Path) -> None:
+    on, off = (
+        train.train(job(name), lab / name / str(on), Execution("cpu", log_every=2, diagnostics=on))
+        for on in (True, False)
+    )
+    assert losses(on.folder) == losses(off.folder)
+    assert not off.of("diagnostics")
+    found = on.of("diagnostics")
+    assert [r["step"] for r in found] == [2, 4, 6]
+    for record in found:
+        roles = record["roles"]
+        assert set(roles) == {"tied", "hidden", "total"}
+        total, parts = roles["total"], (roles["tied"], roles["hidden"])
+        for number in ("gradient", "update", "step", "weight"):
+            whole = math.sqrt(sum(part[number] ** 2 for part in parts))
+            assert 0 < total[number] == pytest.approx(whole, rel=1e-4)
+    pulled = {role: row["pull"] > 0 for role, row in found[-1]["roles"].items()}
+    anchored = name in ("soda(adamw)", "soda_dagger")
+    assert (pulled["hidden"], pulled["tied"]) == (anchored, name == "soda_dagger")
+    if name == "soda(adamw)":
+        assert found[-1]["roles"]["hidden"]["lam"] == pytest.approx(1 / 8)
+
+
+def test_diagnostics_are_read_with_the_losses(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of the losses reads one tensor, so the device is waited for once."""
+    reads = []
+    read = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append(t.numel()) or read(t))
+    train.train(job("soda(adamw)", eval_every=100), lab / "a", Execution("cpu", log_every=3))
+    assert [n for n in reads if n > 2] == [3 + 3 * len(SUMS)] * 2

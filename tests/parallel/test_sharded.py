@@ -334,10 +334,11 @@ def anchored(policy: str, dtype: str) -> None:
         rounded_weights(model), rounded_weights(plain)
     z0 = weights(plain)
     opt, control = wrap(f"{policy}, {dtype}", model), wrap(f"clone, {dtype}", plain)
+    opt.watch(), control.watch()
     train(model, opt), train(plain, control)
     assert equal(weights(model), weights(plain))
     (row,), (wanted,) = opt.diagnostics(), control.diagnostics()
-    assert row["distance"] == pytest.approx(wanted["distance"], rel=1e-5)  # of whole parameters
+    assert row == pytest.approx(wanted, rel=1e-4)  # of whole parameters
     for p, z in zip(model.parameters(), z0, strict=True):
         mine = anchors.value(opt.anchor.source(p, opt.state[p]["soda_z0"]), p.to_local())
         assert torch.equal(mine.to(z.dtype).expand_as(p.to_local()), cut_like(z, p))

@@ -1064,7 +1064,7 @@ def test_diagnostics() -> None:
     opt.param_groups[0]["lr"] = 0.0
     feed(opt, weights, range(1))
     moved = [(w - x).square().sum() for w, x in zip(weights, before, strict=True)]
-    assert row["pull"] == pytest.approx(sum(moved).sqrt().item(), rel=1e-6)  # type: ignore[union-attr]
+    assert row["lam"] * row["distance"] == pytest.approx(sum(moved).sqrt().item(), rel=1e-6)  # type: ignore[union-attr]
 
 
 # -- found by trying to break it ------------------------------------------------------------------

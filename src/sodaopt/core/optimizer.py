@@ -13,6 +13,7 @@ from sodaopt import anchors
 from sodaopt._errors import times, unknown
 from sodaopt.backends import PLAIN, not_compiled, usable
 from sodaopt.core import fused
+from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step
@@ -203,6 +204,22 @@ class SODA(StatefulOptimizer):
         for s in bucket.state:
             for name, number in bucket.memory.items():
                 s[name].fill_(number)
+
+    def pulls(self) -> dict[Tensor, Pull]:
+        """Return the pull of the coming step, of methods that pull and step in one sum."""
+        found = {}
+        for group in self.param_groups:
+            method, lr = self.methods[group["method"]], float(group["lr"])
+            if method.centre == "last" or not method.fused:
+                continue
+            for p in group["params"]:
+                s = self.state.get(p)
+                if s:
+                    k, past = int(s["step"]), {name: float(s[name]) for name in method.memory}
+                    lam = float(method.coefs(k, lr, method.advance(past, k, lr)).lam)
+                    z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
+                    found[p] = Pull(lam, z0)
+        return found
 
     # -- groups -------------------------------------------------------------------------------
 

@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 
 from sodaopt._errors import check_shape, times
 from sodaopt.anchors import Anchor
+from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 
 
-class StatefulOptimizer(Optimizer):
+class StatefulOptimizer(Watched):
     """An optimizer whose groups name their method, and whose state follows from the method.
 
     methods: the records by the names that the groups hold.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -100,15 +101,30 @@ def _value(kind: str, text: str) -> Any:
     return int(value)
 
 
+def command_line(name: str, positional: Iterable[str], command: Any) -> str:
+    """Return the command line that runs a command again, without flags of its output."""
+    return shlex.join(["sodaopt", name, *positional, *typed(command)])
+
+
+POSITIONAL = ("optimizers", "name")
+REPEATED = ("over",)
+"""Flags that are given once for each value."""
+
+
 def typed(command: Any) -> list[str]:
     """Return the command-line flags of the settings that differ from their defaults."""
     words = []
     for f in fields(command):
-        value = getattr(command, f.name)
+        value, flag = getattr(command, f.name), f"--{f.name.replace('_', '-')}"
         default = f.default if f.default_factory is MISSING else f.default_factory()
         if is_dataclass(value):
-            words += typed(value)
-        elif value != default:
-            parts = value if isinstance(value, tuple) else (value,)
-            words += [f"--{f.name.replace('_', '-')}", *map(str, parts)]
+            words += [] if isinstance(value, Output) else typed(value)
+        elif f.name not in POSITIONAL and value != default:
+            parts = list(map(str, value if isinstance(value, tuple) else (value,)))
+            if isinstance(default, bool):
+                words.append(flag if value else f"--no-{flag[2:]}")
+            elif f.name in REPEATED:
+                words += [word for part in parts for word in (flag, part)]
+            else:
+                words += [flag, *parts]
     return words

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .model import Shape
+from .sinks import parse_sinks
 
 NO_MEMORY = "the GPU has too little memory: use a smaller --micro-batch"
 
@@ -38,7 +39,14 @@ class Execution:
     """Steps between checks of the loss, which synchronise the device. Default: 50 on a GPU, else
     10."""
 
+    diagnostics: bool = True
+    """Record norms, the pull and its share by role at each check of the loss."""
+
+    log: str = ""
+    """Also send the numbers to tensorboard, wandb or trackio, with commas between several."""
+
     def __post_init__(self) -> None:
+        parse_sinks(self.log)
         for name in ("micro_batch", "threads", "checkpoint_every", "log_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

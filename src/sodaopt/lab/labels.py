@@ -93,6 +93,19 @@ def settings(job: Record, names: Iterable[str]) -> str:
     return " ".join(f"{n}={value(job[n])}" for n in names if job.get(n) is not None)
 
 
+WRITTEN = {
+    "adamw": "AdamW", "muon": "Muon", "lion": "Lion", "scion": "Scion", "uscion": "uScion",
+    "soda": "SODA", "soda_all": "SODA-all", "soda_tied": "SODA-tied", "soda_dagger": "SODA-dagger",
+    "gpa": "GPA", "snoo": "SNOO", "lookahead": "Lookahead", "schedule_free": "Schedule-Free",
+}  # fmt: skip
+"""Names of optimizers as people write them."""
+
+
+def written(names: Iterable[str]) -> str:
+    """Return names for a title: ['muon', 'soda(muon)'] -> 'Muon, SODA(Muon)'."""
+    return ", ".join(re.sub(r"\w+", lambda m: WRITTEN.get(m[0], m[0]), name) for name in names)
+
+
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

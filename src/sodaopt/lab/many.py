@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from .arguments import Grouped, Output, SeedWords, axis, parse_seeds, plain
+from .arguments import Grouped, Output, SeedWords, axis, command_line, parse_seeds, plain
 from .board import run_trials
 from .commands import INTERRUPTED
 from .data import open_data
 from .describe import outline, repeats, summary, without_data
 from .execution import Execution
 from .job import Common, Job, preset, resolve
+from .labels import written
 from .optimizers import parse
 from .report import Plan, comparison_table, write_report
 from .report.rows import rows
@@ -66,10 +67,11 @@ class Many:
         workers, execution = placed(self.execution, self.workers, len(jobs), self.common.preset)
         todo = make_trials(jobs, out, execution, data.vocab)
         pairs = tuple((resolve(a, data.vocab).key, resolve(b, data.vocab).key) for a, b in primary)
-        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs)
+        again = command_line(type(self).__name__.lower(), self.optimizers, self)
+        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs, again)
         plan.save(out)
-        if again := repeats(resolve(jobs[0], data.vocab), data):
-            board.print(again, highlight=False, markup=False)
+        if note := repeats(resolve(jobs[0], data.vocab), data):
+            board.print(note, highlight=False, markup=False)
         try:
             failed = run_trials(todo, workers, board)
         finally:
@@ -108,7 +110,7 @@ def report(trials: Sequence[Trial], plan: Plan, out: Path, board: Console, to: O
     runs = [run for trial in trials if (run := trial.run()) is not None]
     if not any(run.of("val") for run in runs):
         return
-    page = write_report(runs, out / "report.html", plan.title, plan.primary)
+    page = write_report(runs, out / "report.html", plan.title, plan.primary, plan.command)
     if to.json:
         print(json.dumps(rows(runs, plan.primary) | {"report": str(page)}))
     board.print(comparison_table(runs, board.width, plan.primary))
@@ -139,7 +141,7 @@ class Compare(Many):
             for name in names
         ]
         pairs = [(jobs[names.index(name)], jobs[0]) for name in primary]
-        title = self.title or " vs ".join(names)
+        title = self.title or written(names)
         return self.carry_out(jobs, self.out or Path("runs/compare"), title, pairs)
 
 
@@ -166,7 +168,8 @@ class Sweep(Many):
             for name in self.optimizers
             for job in grid(Job(**plain(self.common), optimizer=name), self._axes(name, over))
         ]
-        title = self.title or f"{' vs '.join(self.optimizers)} over {', '.join(over) or 'seeds'}"
+        names = written(str(parse(name)) for name in self.optimizers)
+        title = self.title or f"{names} over {', '.join(over) or 'seeds'}"
         return self.carry_out(jobs, self.out or Path("runs/sweep"), title)
 
     def _axes(self, name: str, over: dict[str, list[Any]]) -> dict[str, Sequence[Any]]:

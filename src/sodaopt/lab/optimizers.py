@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from sodaopt import schedules, zoo
 from sodaopt._errors import unknown
 from sodaopt.anchors import Anchor
+from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.plan import param_groups, plan
@@ -54,7 +55,7 @@ BASES = {
 ALIASES = {"adam": "adamw", "sf": "schedule_free"}
 ANCHORED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
 """The roles that each wrapper pulls."""
-AVERAGED: dict[str, Callable[[Optimizer], Optimizer]] = {
+AVERAGED: dict[str, Callable[[Optimizer], Watched]] = {
     "schedule_free": ScheduleFree,
     "gpa": GPA,
     "lookahead": Lookahead,
@@ -175,10 +176,10 @@ def _check_momentum(name: Name, s: Settings) -> None:
 SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 
 
-def build(name: Name, model: nn.Module, s: Settings) -> Optimizer:
+def build(name: Name, model: nn.Module, s: Settings) -> Watched:
     """Build the optimizer for a model."""
     check(name, s)
-    opt: Optimizer = SODA(param_groups(model, recipe(name, s)), s.lr)
+    opt = SODA(param_groups(model, recipe(name, s)), s.lr)
     if name.wrapper in AVERAGED:
         return AVERAGED[name.wrapper](opt)
     if name.wrapper is None:

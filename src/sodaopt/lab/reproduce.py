@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from sodaopt import __version__
 from sodaopt._errors import unknown
 
 from . import results
-from .arguments import Grouped, Output, SeedWords, axis, parse_seeds, typed
+from .arguments import Grouped, Output, SeedWords, axis, command_line, parse_seeds
 from .board import run_trials
 from .commands import INTERRUPTED
 from .data import open_data
@@ -121,8 +120,9 @@ class Reproduce:
         chosen, work = work.choose(lr)
         runs = work.run(work.jobs(lr))
         primary = work.primary(lr)
-        Plan(study.title, tuple(run.folder.name for run in runs), primary).save(folder)
-        report = write_report(runs, folder / "report.html", study.title, primary)
+        plan = Plan(study.title, tuple(r.folder.name for r in runs), primary, self._command())
+        plan.save(folder)
+        report = write_report(runs, folder / "report.html", plan.title, primary, plan.command)
         board.print(f"report: {report}", highlight=False, markup=False)
         known = {"study": self.name, "scale": self.scale, "command": self._command()}
         return known | work.numbers(lr, tuned) | {"choices": chosen}
@@ -141,8 +141,8 @@ class Reproduce:
 
     def _command(self) -> str:
         """Return the command line that runs this study again."""
-        more = typed(replace(self, name="", scale="proxy", output=Output()))
-        return shlex.join(["sodaopt", "reproduce", self.name, "--scale", self.scale, *more])
+        words = [self.name, "--scale", self.scale]
+        return command_line("reproduce", words, replace(self, scale="proxy"))
 
     def _scale(self) -> Scale:
         scale = SCALES[self.scale]

@@ -15,6 +15,7 @@ from .execution import World
 from .job import ResolvedJob
 from .progress import Progress
 from .records import FORMAT, Writer
+from .sinks import of_record, open_sinks
 
 
 class RunLog:
@@ -28,10 +29,13 @@ class RunLog:
         ranks: World,
         watch: Stopwatch,
         progress: Progress,
+        sinks: str = "",
     ) -> None:
         self.folder, self.resolved, self.device = folder, resolved, device
         self.ranks, self.watch, self.progress = ranks, watch, progress
         self.writer = Writer(folder) if ranks.first else None
+        first = bool(sinks) and ranks.first
+        self.sinks = open_sinks(sinks, folder, resolved.record()) if first else []
 
     def write(self, kind: str, step: int, seconds: float | None = None, **values: Any) -> None:
         """Write a record.
@@ -42,6 +46,9 @@ class RunLog:
             tokens = step * self.resolved.tokens_per_step
             at = round(self.watch.total() if seconds is None else seconds, 4)
             self.writer.write(kind, step=step, tokens=tokens, seconds=at, **values)
+        for sink in self.sinks:
+            if numbers := of_record(kind, values):
+                sink.log(step, numbers)
 
     def write_head(self, data: Dataset, fingerprint: str, micro_batch: int, step: int) -> None:
         """Write the first record of a run, or of its continuation after a stop.
@@ -92,5 +99,7 @@ class RunLog:
 
     def close(self) -> None:
         self.progress.close()
+        for sink in self.sinks:
+            sink.close()
         if self.writer:
             self.writer.close()

@@ -8,7 +8,8 @@ HEAD_PARTS = ("job", "model", "data", "environment", "git")
 JOB_NUMBERS = ("lr", "wd", "steps", "batch", "context", "width", "depth", "warmup", "warmdown")
 NUMBERS = ("tokens", "seconds", "loss", "lr", "tokens_per_second", "epoch", "epochs", "val_loss",
            "mfu", "optimizer_ms", "state_bytes", "peak_memory")  # fmt: skip
-REQUIRED = {"step": ("step", "loss"), "val": ("step", "loss"), "end": ("step", "status")}
+REQUIRED = {"step": ("step", "loss"), "val": ("step", "loss"), "end": ("step", "status"),
+            "diagnostics": ("step", "roles")}  # fmt: skip
 LARGEST = 1e300
 LATEST = 1e11
 """The largest time in seconds that is still a date."""
@@ -27,7 +28,16 @@ def problem(record: dict[str, Any]) -> str:
         return _said(record, "status")
     if kind == "end" and record["status"] == "finished" and record.get("val_loss") is None:
         return "the run is finished and has no val_loss"
+    if kind == "diagnostics":
+        return _roles_problem(record)
     return _wrong_number(record, NUMBERS)
+
+
+def _roles_problem(record: dict[str, Any]) -> str:
+    roles = record["roles"]
+    if not isinstance(roles, dict) or not all(isinstance(row, dict) for row in roles.values()):
+        return _said(record, "roles")
+    return next(filter(None, (_wrong_number(row, tuple(row)) for row in roles.values())), "")
 
 
 def _head_problem(head: dict[str, Any]) -> str:

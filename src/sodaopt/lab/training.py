@@ -19,6 +19,7 @@ from . import checkpoint
 from .checkpoint import WRONG_CONTENT, Damaged, SaveError, first_line
 from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
+from .diagnostics import RoleDiagnostics
 from .divergence import Diverged, LossMonitor
 from .environment import peak_memory
 from .execution import Execution, World, allow_recompilation
@@ -73,8 +74,9 @@ class Training:
             data.train, resolved.batch, resolved.shape.context, seed=resolved.job.seed,
             rank=ranks.rank, world=ranks.size, device=device,
         )  # fmt: skip
-        self.log = RunLog(folder, resolved, device, ranks, self.watch, progress)
+        self.log = RunLog(folder, resolved, device, ranks, self.watch, progress, execution.log)
         self.log_every = execution.log_every or (50 if device.type == "cuda" else 10)
+        self.roles = RoleDiagnostics(self.model, self.optimizer) if execution.diagnostics else None
 
     def _initial_model(self) -> GPT:
         """Return the model with the same initial weights on every device and rank."""
@@ -144,8 +146,12 @@ class Training:
                     part = self.call(x, y) / self.passes
                 part.backward()
             loss += part.detach()
+        if self.roles:
+            self.roles.arm((self.step + 1) % self.log_every == 0)
         with self.watch.optimizer_step():
             self.optimizer.step()
+        if self.roles:
+            self.roles.take()
         self.optimizer.zero_grad()
         self.schedule.step()
         self.pending.append(loss)
@@ -167,7 +173,11 @@ class Training:
         """Wait for the device, then record and check the losses since the last check."""
         if not self.pending:
             return
-        losses = self.ranks.mean(torch.stack(self.pending)).tolist()
+        means, sums = self.ranks.mean(torch.stack(self.pending)), torch.empty(0)
+        if self.roles:
+            sums = self.roles.sums()
+        values = torch.cat([means, sums.to(self.device)]).tolist()  # one wait for the device
+        losses = values[: len(self.pending)]
         first = self.step - len(losses)
         self.pending.clear()
         each = self.watch.lap(len(losses)) / len(losses)
@@ -177,6 +187,8 @@ class Training:
             self.log.write("step", k, seconds, loss=loss, lr=lr, tokens_per_second=round(speed))
             if problem := self.monitor.add(loss):
                 raise self._diverged(problem, k)
+        if self.roles and (rows := self.roles.rows(values[len(losses) :])):
+            self.log.write("diagnostics", self.step, roles=rows)
         self.log.show_step(self.step, self.monitor.smooth, self.val, speed)
 
     def _diverged(self, problem: str, k: int) -> Diverged:

@@ -100,7 +100,10 @@ class Variant:
 
 
 def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
-    """Group runs by variant, in order of first appearance. Keep the latest run of each seed."""
+    """Group runs by variant. Keep the latest run of each seed.
+
+    Sweeps are in order of first appearance, and the variants of a sweep in order of their values.
+    """
     groups: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         seeds = groups.setdefault(labels.key(labels.without_seed(run.job)), {})
@@ -112,6 +115,8 @@ def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
     variants = [
         Variant(label, job, sorted(kept, key=_seed), again) for label, job, kept, again in named
     ]
+    lines = list(dict.fromkeys(variant.line for variant in variants))
+    variants.sort(key=lambda v: (lines.index(v.line), *(float(v.job.get(a) or 0) for a in AXES)))
     at, known = scales(variants), fits(variants)
     return [replace(v, level=_level(v, known.get(a))) for v, a in zip(variants, at, strict=True)]
 

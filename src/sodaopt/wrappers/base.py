@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
+from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers import hooks
@@ -67,7 +68,7 @@ class GroupStep:
             rounding.write_(params, points, [self.indices[j] for j in low], seed, k)
 
 
-class Wrapper(LiveOptimizer):
+class Wrapper(Watched, LiveOptimizer):
     """A subclass writes `_before`."""
 
     coef: Coef = 0.0

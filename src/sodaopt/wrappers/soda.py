@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -13,8 +12,9 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import unknown
-from sodaopt.anchors import Source, inverse, pull_, value
+from sodaopt.anchors import Source, inverse, pull_
 from sodaopt.backends import not_compiled
+from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
@@ -186,28 +186,18 @@ class SODAWrapper(Wrapper):
 
     # -- diagnostics --------------------------------------------------------------------------
 
-    def diagnostics(self) -> list[dict[str, float]]:
-        """Return one dict a group. All ranks must call it.
-
-        k, lam: the count and the strength of the coming step.
-        as_weight_decay: the weight decay that would pull as hard, lam/lr.
-        distance, pull: ||x - z0||, and the length of the coming pull, lam ||x - z0||.
-        """
-        rows = []
+    def pulls(self) -> dict[Tensor, Pull]:
+        """Return the pull of the coming step. A parameter is pulled once its z0 is captured."""
+        found = {}
         for group in self.base.param_groups:
-            kept = {p: self._own(p)["z0"] for p in group["params"] if "z0" in self._own(p)}
-            lam, lr = self.lam(group), float(group.get("lr", 0.0))
-            distance = _length({p: self.anchor.source(p, t) for p, t in kept.items()})
-            rows.append(
-                {
-                    "k": group["soda_k"],
-                    "lam": lam,
-                    "as_weight_decay": lam / lr if lr else math.inf if lam else 0.0,
-                    "distance": distance,
-                    "pull": lam * distance,
-                }
-            )
-        return rows
+            lam = self.lam(group)
+            for p in group["params"]:
+                if "z0" in (own := self._own(p)):
+                    found[p] = Pull(lam, self.anchor.source(p, own["z0"]))
+        return found
+
+    def _counters(self, group: Group) -> dict[str, float]:
+        return {"k": group["soda_k"]}
 
 
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
@@ -229,18 +219,6 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
         return False
     grads = [sharded.local(p.grad) for p in params]
     return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
-
-
-def _length(z0s: dict[Tensor, Source]) -> float:
-    """The Euclidean length of x - z0 over all parameters, from this rank's shards of them.
-
-    It communicates if they are sharded, so every rank must call it.
-    """
-    squares = 0.0
-    for p, z0 in z0s.items():
-        x = sharded.local(p.detach())
-        squares += float(sharded.total((x - value(z0, x)).float().square().sum(), p))
-    return math.sqrt(squares)
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:

@@ -28,6 +28,7 @@ class Prepare:
     """Make a data set from text files.
 
     .jsonl and .parquet: each line or row is a document, in the field "text" or that of --field.
+    .bin: shards of a data set, decoded by its tokenizer, to give them another one.
     .txt and other text: lines <|endoftext|> separate documents. Without them, a file is a document.
     Files may be compressed: .xz, .zst, .gz."""
 

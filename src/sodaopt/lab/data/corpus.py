@@ -43,9 +43,10 @@ KNOWN = {
         "sodaopt data download fineweb10B 9",
     ),
     "proxy": Known(
-        "text of your own for the proxy preset: about 140 M tokens, such as 500 MB of Wikipedia",
+        "text for the proxy preset: two shards of FineWeb, or 500 MB of text of your own",
         "that of the text",
-        "sodaopt data prepare FILES --vocab 8192 --out runs/data/proxy",
+        "sodaopt data download fineweb10B 2, and then "
+        "sodaopt data prepare runs/data/fineweb10B/*.bin --vocab 8192 --out runs/data/proxy",
         own=True,
     ),
     "fineweb100B": Known(

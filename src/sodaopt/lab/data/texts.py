@@ -1,4 +1,4 @@
-"""Read documents from text files: plain text, JSON lines (optionally compressed) or Parquet."""
+"""Read documents: plain text, JSON lines (both optionally compressed), Parquet, or shards."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
-from .shards import DataError
+import numpy as np
+
+from .shards import DataError, open_shard
 from .tokenizer import EOT
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def documents(path: Path, seen: Seen = lambda _: None, field: str = "text") -> I
     """Yield the documents of a file in order.
 
     Plain text has a line `<|endoftext|>` between documents, or is one document. In JSON lines and
-    Parquet, each line or row is a document.
+    Parquet, each line or row is a document. Shards of a data set (.bin) are decoded.
 
     seen: called with the number of bytes since the last call
     field: the field of JSON lines, or the column of Parquet, with the text
@@ -61,6 +64,8 @@ def _found(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
     name = path.name.lower()
     if name.endswith(".parquet"):
         return _parquet(path, raw, field)
+    if name.endswith(".bin"):
+        return _shard(path, raw)
     for ending in PACKED:
         name = name.removesuffix(ending)
     lines = _lines(path, raw)
@@ -84,6 +89,17 @@ def _parquet(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
             if not isinstance(text, str):
                 raise DataError(f"{path}: expected text in the column {field!r}, got {text!r:.40}")
             yield text
+
+
+def _shard(path: Path, raw: BinaryIO) -> Iterator[str]:
+    """Decode a shard with the tokenizer of its data set, to prepare it with another one."""
+    from .dataset import open_folder  # which imports this module
+
+    tokenizer, ids = open_folder(path.parent).tokenizer(), open_shard(path)
+    ends = [*(int(at) for at in np.flatnonzero(ids == tokenizer.eot)), len(ids)]
+    for begin, end in pairwise([-1, *ends]):
+        raw.seek(ids.itemsize * end)  # `seen` counts the bytes up to here
+        yield tokenizer.decode(ids[begin + 1 : end].tolist())
 
 
 def _lines(path: Path, raw: BinaryIO) -> Iterator[bytes]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.console import Console
 from tyro.conf import Positional, arg
 
 from sodaopt._errors import unknown
@@ -35,27 +37,47 @@ class Report:
     """Also write the charts as PNG, next to the page."""
     svg: bool = False
     """Also write the charts as SVG."""
+    live: float | None = None
+    """Write the page again every so many seconds, until all runs are done. An open page follows."""
     output: Annotated[Output, Grouped] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("name at least one folder of runs")
+        if self.live is not None and not self.live > 0:
+            raise ValueError(f"live is a number of seconds above 0, got {self.live}")
 
     def run(self) -> int:
+        console = self.output.console()
+        if self.live is None:
+            self._write(console)
+            return 0
+        console.print("the page is written again until the runs are done: Ctrl-C stops this")
+        while not self._write(console, self.live):
+            time.sleep(self.live)
+            console = Console(quiet=True)  # the table once, the page again and again
+        return 0
+
+    def _write(self, console: Console, refresh: float | None = None) -> bool:
+        """Print the table, and write the page and figures. Return whether all runs are done."""
         from . import comparison_table, write_report
 
-        console = self.output.console()
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
-        primary = [pair for folder in self.runs for pair in Plan.load(folder).primary]
+        plans = [Plan.load(folder) for folder in self.runs]
+        primary = [pair for plan in plans for pair in plan.primary]
+        planned = sum(len(plan.runs) for plan in plans)
+        done = len(runs) >= planned and all(run.done for run in runs)
         console.print(comparison_table(runs, console.width, primary))
         out = self.out or self.runs[0] / "report.html"
-        files = [write_report(runs, out, self.title or self._title(runs), primary)]
+        command = plans[0].command if len(plans) == 1 else ""
+        title, again = self.title or self._title(runs), None if done else refresh
+        files = [write_report(runs, out, title, primary, command, again)]
         for file in files + self._figures(runs, out):
             console.print(visible(file), **plain)
         if self.output.json:
             print(json.dumps(rows(runs, primary) | {"report": str(out)}))
-        return 0
+        return done
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
         runs = find(self.runs, skip)

@@ -13,7 +13,8 @@ from sodaopt._figures import STYLE
 
 from ..labels import pretty
 from ..variants import Variant
-from .charts import NAMES, Curve, Mark, Panel, Trace, curves, panels
+from .charts import Curve, curves
+from .panels import NAMES, Mark, Panel, Trace, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import json
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,15 +21,16 @@ from typing import Any
 
 from sodaopt import __version__
 
-from ..comparison import Pairs, comparisons
+from .. import labels
+from ..comparison import Comparison, Pairs, comparisons
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
-from ..variants import Variant, group_by_variant
-from . import charts, sentences, tables, text
+from ..variants import Variant, group_by_variant, status
+from . import charts, heat, panels, sentences, tables, text
 
 KEPT = "report.json"
-SCRIPTS = ("chart.js", "curves.js", "sweeps.js", "page.js")
+SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Plan:
     title: str = ""
     runs: tuple[str, ...] = ()
     primary: tuple[tuple[str, str], ...] = ()
+    command: str = ""
+    """The command line that makes the runs."""
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,21 +56,32 @@ class Plan:
         with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
             pairs = tuple((str(a), str(b)) for a, b in values.get("primary", ()))
-            return cls(str(values["title"]), tuple(map(str, values["runs"])), pairs)
+            runs = tuple(map(str, values["runs"]))
+            return cls(str(values["title"]), runs, pairs, str(values.get("command", "")))
         return cls()
 
 
-def write_report(runs: Sequence[Run], out: Path, title: str, primary: Pairs = ()) -> Path:
-    """Write the page. Readers see the old page or the complete new one."""
+def write_report(
+    runs: Sequence[Run], out: Path, title: str, primary: Pairs = (), command: str = "",
+    refresh: float | None = None,
+) -> Path:  # fmt: skip
+    """Write the page. Readers see the old page or the complete new one.
+
+    command: the command line that makes the runs, for the reader to copy
+    refresh: seconds after which an open page loads itself again, while runs go on
+    """
     if not runs:
         raise ValueError("a report needs at least one run")
-    page = html(group_by_variant(runs), title, primary)
+    page = html(group_by_variant(runs), title, primary, command)
+    if refresh:
+        meta = f'<meta http-equiv="refresh" content="{max(1, round(refresh))}">'
+        page = page.replace("<title>", f"{meta}\n<title>", 1)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, [page.encode()])
     return out
 
 
-def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
+def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str = "") -> str:
     lines = comparisons(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
@@ -76,16 +93,25 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = ()) -> str:
         "facts": " · ".join(map(tables.show, facts(runs))),
         "headlines": "".join(map(headline, sentences.headlines(lines)[:4])),
         "results": tables.results(lines),
-        "notes": "".join(f"<li>{escape(note)}</li>" for note in sentences.notes(lines)),
+        "heat": heat.heat_section(found),
+        "baseline": _baseline(lines),
+        "differing": tables.differing_table(found),
+        "notes": "".join(f"<li>{tables.show(note)}</li>" for note in sentences.notes(lines)),
         "samples": section("samples", "Samples", tables.samples(found)),
         "setup": tables.setup(runs),
         "runs": tables.runs_table(found),
-        "data": embedded(data(found)),
+        "data": embedded(data(lines) | {"copies": copies(found, command)}),
         "plot": plot,
         "script": script,
         "version": escape(__version__),
     }
     return Template(asset("page.html")).substitute(parts)
+
+
+def _baseline(lines: Sequence[Comparison]) -> str:
+    """Return the name of the baseline, if all differences are to the same one."""
+    names = {line.base.label for line in lines if line.variant is not line.base}
+    return tables.show(names.pop()) if len(names) == 1 else "the baseline"
 
 
 @cache
@@ -96,6 +122,7 @@ def asset(name: str) -> str:
 def headline(sentence: tuple[str, str]) -> str:
     """Return a sentence as HTML, with no line breaks next to ± and =."""
     subject, rest = map(tables.show, sentence)
+    rest = re.sub(r"(?<=[ (])-(?=\d)", "−", rest)
     for sign in ("±", "=", "&lt;"):
         rest = rest.replace(f" {sign} ", f"&nbsp;{sign}&nbsp;")
     return f"<p><b>{subject}</b> {rest}</p>" if subject else f"<p>{rest}</p>"
@@ -119,13 +146,41 @@ def policy(*scripts: str) -> str:
 # -- data -----------------------------------------------------------------------------------------
 
 
-def data(found: Sequence[Variant]) -> dict[str, Any]:
+def data(lines: Sequence[Comparison]) -> dict[str, Any]:
     """Return the data of the charts."""
+    found = [line.variant for line in lines]
+    small = charts.dynamics(found)
     return {
+        "gap": [asdict(curve) for curve in charts.gaps(lines)],
         "val": [asdict(curve) for curve in charts.curves(found, "val")],
         "train": [asdict(curve) for curve in charts.curves(found, "step")],
-        "sweeps": [asdict(panel) for panel in charts.panels(found)],
-    }
+        "dynamics": {role: {name: [asdict(c) for c in some] for name, some in rows.items()}
+                     for role, rows in small.items()},
+        "titles": charts.DYNAMICS,
+        "sweeps": [asdict(panel) for panel in panels.panels(found)],
+    }  # fmt: skip
+
+
+BIBTEX = """@software{{sodaopt,
+  title = {{{{sodaopt: SODA optimizers for PyTorch}}}},
+  author = {{{{The sodaopt authors}}}},
+  version = {{{version}}},
+  year = {{2026}},
+}}"""
+
+
+def copies(variants: Sequence[Variant], command: str) -> dict[str, str]:
+    """Return the texts of the copy buttons."""
+    names = ["optimizer", *labels.differing([variant.job for variant in variants])]
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow([*names, "seed", "status", "val_loss"])
+    for variant in variants:
+        for run in variant.runs:
+            settings = [run.job.get(name) for name in names]
+            table.writerow([*settings, run.job.get("seed"), status(run), run.val_loss])
+    found = {"CSV": file.getvalue(), "BibTeX": BIBTEX.format(version=__version__)}
+    return {"command": command} | found if command else found
 
 
 def embedded(value: Any) -> str:
@@ -137,7 +192,7 @@ def embedded(value: Any) -> str:
 def _short(value: Any) -> Any:
     """Round numbers to seven digits, more than a chart shows. Labels get superscripts."""
     if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
+        return {k: v if k == "copies" else _short(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_short(v) for v in value]
     if isinstance(value, float):

@@ -11,17 +11,17 @@ from sodaopt.layers.table import size
 from ..comparison import Comparison
 from ..labels import differing, distinguishing, pretty, value
 from ..records import FINISHED, Record, Run
-from ..variants import AXES, Variant, status, sweep
-from . import charts, text
+from ..variants import Variant, status
+from . import charts, panels, text
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
 """Dashes of lines. Readers can distinguish eight colours, so more lines need dashes. chart.js has
 the same list."""
 HUES = 8
-MANY = 12  # most rows of a table without folding
+MANY = 12  # most runs of a table without folding
 RESULTS = ("variant", "val loss", "seeds", "n", "difference", "95 % interval", "ms/step",
            "tokens/s", "state", "status")  # fmt: skip
-DOTS = 110  # width of the small chart in the table, in pixels
+DOTS = 90  # width of the small chart in the table, in pixels
 SAMPLE = 1500  # most characters of a sample
 
 
@@ -45,47 +45,58 @@ def swatch(colour: int) -> str:
 
 
 def results(lines: Sequence[Comparison]) -> str:
-    """Return the headline table. A long sweep shows its best variants, and folds the others."""
+    """Return the headline table. Readers can sort and filter a long one."""
     variants = [line.variant for line in lines]
-    heads = [line.head for line in sweep(variants, AXES[0])]
     colours = {v.label: c for v, c in zip(variants, charts.colours(variants), strict=True)}
-    if len(variants) <= MANY or len(heads) == len(variants):
-        return _results(text.ordered(lines), colours)
-    best = [line for line in lines if any(line.variant is head for head in heads)]
-    summary = f"<summary>All {len(variants)} variants</summary>"
-    everything = f"<details>{summary}{_results(text.ordered(lines), colours)}</details>"
-    return _results(text.ordered(best), colours) + everything
-
-
-def _results(lines: Sequence[Comparison], colours: dict[str, int]) -> str:
-    ends = [end for line in lines for end in charts.interval(line.variant)]
-    reach = charts.window(ends) if ends else (0.0, 1.0)
+    ends = [end for line in lines for end in panels.interval(line.variant)]
+    reach = panels.window(ends) if ends else (0.0, 1.0)
     best = min((line.variant.rank for line in lines if line.variant.n), default=None)
     body = "".join(
         _result(line, colours[line.variant.label], reach, line.variant.rank == best)
-        for line in lines
+        for line in text.ordered(lines)
     )
+    several = len({line.base.label for line in lines}) > len({line.scale for line in lines})
+    fine = all(line.variant.statuses.keys() == {FINISHED} for line in lines)
     head = "".join(f'<th scope="col">{name}</th>' for name in RESULTS)
-    return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    long = len(lines) > text.MANY
+    name = "results" + " long" * long + " fine" * fine + " several" * several
+    table = f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    region = 'class="wide tall" tabindex="0" role="region" aria-label="All variants"'
+    return f"<div {region}>{table}</div>" if long else f'<div class="wide">{table}</div>'
 
 
 def _result(line: Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
-    variant, row = line.variant, text.Row(line)
-    gap = f'{minus(row.gap)}<span class="mark">{line.stars}</span>'
-    cells = [
-        ("val loss", f'<b>{row.loss}</b> <span class="soft">{row.spread}</span>'),
-        ("seeds", _dots(variant, colour, reach)),
-        ("n", row.n),
-        ("difference", gap if variant is not line.base else f'<span class="soft">{row.gap}</span>'),
-        ("95 % interval", minus(row.range)),
-        ("ms/step", text.milliseconds(variant.step_seconds)),
-        ("tokens/s", text.count(variant.tokens_per_second)),
-        ("state", size(variant.state_bytes or 0)),
-        ("status", f'<span class="{_tone(variant)}">{escape(variant.summary())}</span>'),
-    ]
-    body = "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in cells)
+    variant, row, gap = line.variant, text.Row(line), line.difference
+    shown = f'{minus(row.gap)}<span class="mark">{line.stars}</span>'
+    if line.primary and gap:
+        shown += f'<span class="against">against {show(line.base.label)}</span>'
+    cells: list[tuple[str, str, float | None]] = [
+        ("val loss", f'<b>{row.loss}</b> <span class="soft">{row.spread}</span>', variant.mean),
+        ("seeds", _dots(variant, colour, reach), variant.spread),
+        ("n", row.n, variant.n),
+        ("difference", shown if gap else f'<span class="soft">{row.gap}</span>',
+         gap.mean if gap else 0.0 if variant is line.base else None),
+        ("95 % interval", minus(row.range), gap.low if gap else None),
+        ("ms/step", text.milliseconds(variant.step_seconds), variant.step_seconds),
+        ("tokens/s", text.count(variant.tokens_per_second), variant.tokens_per_second),
+        ("state", size(variant.state_bytes or 0), variant.state_bytes),
+        ("status", f'<span class="{_tone(variant)}">{escape(variant.summary())}</span>', None),
+    ]  # fmt: skip
+    body = "".join(
+        f'<td data-label="{name}"{_sorted_by(name, value)}>{cell}</td>'
+        for name, cell, value in cells
+    )
     name = f'<th scope="row">{swatch(colour)}<span>{show(variant.label)}</span></th>'
-    return f"<tr{' class=best' if best and variant.n else ''}>{name}{body}</tr>"
+    label = escape(pretty(variant.label))
+    first = ' class="best"' if best and variant.n else ""
+    return f'<tr{first} data-label="{label}">{name}{body}</tr>'
+
+
+def _sorted_by(name: str, value: float | None) -> str:
+    """Return the attribute by which a long table is sorted. Words are sorted as words."""
+    if name == "status":
+        return ""
+    return f' data-value="{"" if value is None else f"{value:.9g}"}"'
 
 
 def _tone(variant: Variant) -> str:
@@ -103,7 +114,7 @@ def _dots(variant: Variant, colour: int, reach: tuple[float, float]) -> str:
     """Draw the mean as a dot, the spread as a bar, and each seed as a tick."""
     if variant.mean is None:
         return ""
-    low, high = (_position(end, reach) for end in charts.interval(variant))
+    low, high = (_position(end, reach) for end in panels.interval(variant))
     at = [_position(loss, reach) for loss in variant.losses.values()]
     ticks = "".join(f'<line class="seed" x1="{x}" x2="{x}" y1="5" y2="13"/>' for x in at)
     dot = f'<circle cx="{_position(variant.mean, reach)}" cy="9" r="3.6"/>'
@@ -154,6 +165,29 @@ def _long(x: Any) -> str:
 
 def _same(record: Record, name: str, wanted: Any) -> bool:
     return name in record and bool(record[name] == wanted)
+
+
+def differing_table(variants: Sequence[Variant]) -> str:
+    """Return a table of the settings in which the variants differ, or an empty string."""
+    names = ["optimizer", *differing([variant.job for variant in variants])]
+    if len(variants) < 2 or len(names) < 2:
+        return ""
+    head = "".join(f'<th scope="col">{show(name)}</th>' for name in names[1:])
+    rows = "".join(
+        f'<tr><th scope="row">{show(variant.label)}</th>'
+        + "".join(f"<td>{show(_word(variant.job.get(name)))}</td>" for name in names[1:])
+        + "</tr>"
+        for variant in variants
+    )
+    table = (
+        f'<table class="runs"><thead><tr><th scope="col">variant</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+    region = '<div class="wide" tabindex="0" role="region" aria-label="Settings that differ">'
+    return (
+        f"<details{'' if len(variants) > text.MANY else ' open'}><summary>Settings that differ"
+        f"</summary>{region}{table}</div></details>"
+    )
 
 
 def runs_table(variants: Sequence[Variant]) -> str:

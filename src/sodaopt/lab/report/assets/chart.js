@@ -37,7 +37,7 @@ function swatch(colour, alone = false) {
   return svg;
 }
 
-/** Make a group of buttons: one is pressed at a time, or each is a switch. */
+/** Make a group of buttons. pressed(name) tells whether one is pressed. */
 function group(label, names, pressed, press) {
   const box = make("div", { class: "group", role: "group", "aria-label": label });
   const buttons = names.map((name) => {
@@ -46,10 +46,9 @@ function group(label, names, pressed, press) {
     box.append(button);
     return button;
   });
-  const mark = () => buttons.forEach((button, j) => {
-    if (pressed) button.setAttribute("aria-pressed", String(pressed(names[j])));
-  });
+  const mark = () => buttons.forEach((button, j) => button.setAttribute("aria-pressed", String(pressed(names[j]))));
   mark();
+  watchers.push(mark);
   return box;
 }
 

@@ -20,6 +20,51 @@ addEventListener("beforeprint", () => paint("light")); // paper is white
 addEventListener("afterprint", () => paint(chosen));
 
 const data = JSON.parse(document.getElementById("data").textContent);
-curveChart(document.getElementById("val"), data.val, "Validation loss");
+restoreView();
 sweepCharts(document.getElementById("sweeps"), data.sweeps);
-curveChart(document.getElementById("train"), data.train, "Training loss, smoothed");
+curveSections(data);
+for (const table of document.querySelectorAll("table.long")) longTable(table);
+copyButtons(document.querySelector("header .copies"), data.copies);
+
+// A page of runs that go on loads itself again. The reader's choices and place survive.
+
+function restoreView() {
+  const kept = JSON.parse(stored("getItem") ?? "null");
+  if (!kept) return;
+  Object.assign(view, kept.view);
+  for (const [label, on] of kept.shown) shown.set(label, on);
+  if (kept.theme) { chosen = kept.theme; document.documentElement.dataset.theme = chosen; }
+  addEventListener("load", () => scrollTo(0, kept.scroll));
+}
+
+addEventListener("pagehide", () => stored("setItem",
+  JSON.stringify({ view, shown: [...shown], theme: chosen, scroll: scrollY })));
+
+/** Read or write the storage of this tab, if the browser allows it. */
+function stored(action, ...rest) {
+  try { return sessionStorage[action](location.pathname, ...rest); } catch { return null; }
+}
+
+/** Buttons that copy a text, also where the clipboard is closed to pages in files. */
+function copyButtons(box, copies) {
+  for (const [name, text] of Object.entries(copies)) {
+    const button = make("button", { type: "button" }, `Copy ${name}`);
+    button.addEventListener("click", async () => {
+      const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+      const copied = done || copyBySelection(text);
+      button.textContent = copied ? "Copied" : "Could not copy";
+      setTimeout(() => { button.textContent = `Copy ${name}`; }, 1500);
+    });
+    box.append(button);
+  }
+}
+
+function copyBySelection(text) {
+  const area = make("textarea", { "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  return copied;
+}

@@ -1,0 +1,225 @@
+"""Measure the steps of an optimizer: how far the weights move, and how much of it is the pull.
+
+A step is x <- x + pull + update, with pull = lam (z0 - x). Squares are summed by parameter, on its
+device, and the sums can be added up over a group, a role or the model. Nothing is read from the
+device until `diagnostics` is called, and the weights are not changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.optim import Optimizer
+
+from sodaopt.anchors import Source, value
+from sodaopt.parallel import sharded
+
+SUMS = ("weight", "distance", "gradient", "step", "update", "pull", "product")
+"""Squared lengths, and the scalar product of update and pull."""
+Labels: TypeAlias = "str | Mapping[Tensor, str]"
+
+
+class Pull(NamedTuple):
+    """The pull of the coming step of a parameter: its strength, and where z0 is."""
+
+    lam: float
+    z0: Source
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Sums of several parameters, still on the device, with the numbers that the host knows."""
+
+    sums: Tensor
+    count: int
+    lr: float
+    lam: float | None = None
+    """Strength of the pull, or None without one."""
+
+    def numbers(self, sums: Iterable[float]) -> dict[str, float]:
+        """Return the diagnostics.
+
+        sums: the values of `self.sums` on the host
+        """
+        found = dict(zip(SUMS, sums, strict=False))
+        length = {name: math.sqrt(max(0.0, x)) for name, x in found.items() if name != "product"}
+        lam = self.lam or 0.0
+        row = {"lr": self.lr, "lam": lam, "as_weight_decay": ratio(lam, self.lr)} | length
+        if self.lam is None:
+            row["distance"] = math.nan  # there is no z0
+        if "step" in found:
+            row["update_rms"] = length["update"] / math.sqrt(self.count)
+            row["share"] = ratio(length["pull"], length["step"])
+            row["angle"] = _angle(found["product"], length["update"] * length["pull"])
+        return row
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """Add up the sums. lr is a mean over the parameters, and lam over those that are pulled."""
+    size, device = max(len(part.sums) for part in parts), parts[0].sums.device
+    # parameters that were not stepped have no sums of a step
+    sums = [pad(part.sums.to(device), (0, size - len(part.sums))) for part in parts]
+    pulled = [(part.lam, part.count) for part in parts if part.lam is not None]
+    lr = _mean([(part.lr, part.count) for part in parts])
+    count = sum(part.count for part in parts)
+    return Measured(torch.stack(sums).sum(0), count, lr, _mean(pulled) if pulled else None)
+
+
+def _mean(pairs: Sequence[tuple[float, int]]) -> float:
+    """Return the weighted mean, exactly if all values are equal."""
+    first = pairs[0][0]
+    if all(x == first for x, _ in pairs):
+        return first
+    return sum(x * n for x, n in pairs) / sum(n for _, n in pairs)
+
+
+def read(part: Measured) -> dict[str, float]:
+    """Return the diagnostics. This waits for the device."""
+    return part.numbers(part.sums.tolist())
+
+
+def ratio(a: float, b: float) -> float:
+    return a / b if b else math.inf if a else 0.0
+
+
+def _angle(product: float, lengths: float) -> float:
+    """Return the angle in degrees, or nan if one of the two is zero."""
+    return math.degrees(math.acos(max(-1.0, min(1.0, product / lengths)))) if lengths else math.nan
+
+
+class Watch:
+    """Measure the steps of an optimizer through its hooks. A step costs a copy of the weights.
+
+    on: whether the coming step is measured
+    """
+
+    def __init__(self, opt: Watched) -> None:
+        self.opt, self.on = opt, True
+        self.before: dict[Tensor, tuple[Tensor, Pull | None]] = {}
+        self.sums: dict[Tensor, Tensor] = {}
+        begin, end = opt.register_step_pre_hook, opt.register_step_post_hook
+        self.hooks = [begin(self._begin), end(self._end)]
+
+    def remove(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    @torch.no_grad()
+    def _begin(self, *_: Any) -> None:
+        if self.on:
+            pulls = self.opt.pulls()
+            self.before = {
+                p: (sharded.local(p).detach().clone(), pulls.get(p))
+                for group in self.opt.param_groups
+                for p in group["params"]
+            }
+
+    @torch.no_grad()
+    def _end(self, *_: Any) -> None:
+        if not self.before:
+            return
+        moved = {p: pair for p, pair in self.before.items() if p.grad is not None}
+        self.sums = {p: _moved(p, x, pull) for p, (x, pull) in moved.items()}
+        self.before = {}
+
+
+def _moved(p: Tensor, x: Tensor, pull: Pull | None) -> Tensor:
+    """Return the sums of a step of this rank's shard, which was x before it."""
+    assert p.grad is not None
+    x = x.float()
+    step = sharded.local(p).detach().float() - x
+    gradient = sharded.local_like(p.grad, p).float()
+    if pull is None or not pull.lam:
+        zero = step.new_zeros(())
+        return torch.stack([_square(gradient), _square(step), _square(step), zero, zero])
+    pulled = (value(pull.z0, x) - x) * pull.lam
+    update = step - pulled
+    product = (update * pulled).sum()
+    lengths = [_square(t) for t in (gradient, step, update, pulled)]
+    return torch.stack([*lengths, product])
+
+
+def _square(t: Tensor) -> Tensor:
+    return t.square().sum()
+
+
+class Watched(Optimizer):
+    """An optimizer with diagnostics. A subclass says by `pulls` where its parameters are pulled."""
+
+    _watch: Watch | None = None
+
+    def pulls(self) -> dict[Tensor, Pull]:
+        """Return the pull of the coming step by parameter. Others are not pulled."""
+        return {}
+
+    def _counters(self, group: dict[str, Any]) -> dict[str, float]:
+        """Return counters of a group, such as k."""
+        return {}
+
+    def watch(self, on: bool = True) -> None:
+        """Measure the steps from now on. Each needs a copy of the weights, for its duration."""
+        if self._watch is not None:
+            self._watch.remove()
+        self._watch = Watch(self) if on else None
+
+    def diagnostics(self, by: Labels = "group") -> Any:
+        """Return the diagnostics of each group, parameter or label. All ranks must call it.
+
+        lr, lam: the learning rate, and the strength of the coming pull.
+        as_weight_decay: the weight decay that would pull as hard, lam/lr.
+        weight, distance: ||x|| and ||x - z0||, which is nan without a z0.
+
+        After `watch()`, also of the last step:
+
+        gradient, update, pull, step: their lengths. The step is the sum of update and pull.
+        update_rms: root mean square of the update.
+        share: length of the pull over that of the step.
+        angle: between pull and update, in degrees. Above 90, the pull works against the update.
+
+        by: "group" gives a list, "parameter" a dict by name, and a mapping of parameters to labels
+        a dict by label, such as `{row.parameter: row.role for row in plan(model).rows}`
+        """
+        if by == "group":
+            parts = self.measured(lambda j, p: j)
+            return [self._counters(self.param_groups[j]) | read(part) for j, part in parts.items()]
+        names = _names(self.param_groups) if by == "parameter" else by
+        assert not isinstance(names, str)
+        parts = self.measured(lambda j, p: names.get(p, "other"))
+        return {str(name): read(part) for name, part in parts.items()}
+
+    @torch.no_grad()
+    def measured(self, label: Callable[[int, Tensor], Any]) -> dict[Any, Measured]:
+        """Return the sums by label, on the device, for `read`.
+
+        label: a function of the index of the group and the parameter
+        """
+        pulls, found = self.pulls(), dict[Any, list[Measured]]()
+        for j, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                part = self._measured(p, pulls.get(p), float(group.get("lr", 0.0)))
+                found.setdefault(label(j, p), []).append(part)
+        return {name: joined(parts) for name, parts in found.items()}
+
+    def _measured(self, p: Tensor, pull: Pull | None, lr: float) -> Measured:
+        x = sharded.local(p).detach().float()
+        away = _square(x - value(pull.z0, x)) if pull else x.new_zeros(())
+        parts = [torch.stack([_square(x), away])]
+        if self._watch is not None and p in self._watch.sums:
+            parts.append(self._watch.sums[p])
+        sums = sharded.total(torch.cat(parts), p)
+        return Measured(sums, max(1, p.numel()), lr, pull.lam if pull else None)
+
+
+def _names(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
+    """Return the names of the parameters, or the positions of the group and in the group."""
+    found: dict[Tensor, str] = {}
+    for j, group in enumerate(groups):
+        names = group.get("param_names") or [f"{j}.{n}" for n in range(len(group["params"]))]
+        found |= dict(zip(group["params"], names, strict=True))
+    return found
