@@ -17,7 +17,7 @@ CHECKED := $(wildcard tests/test_*.py) \
 PY := .venv/bin/python
 STAMP := .venv/ok
 
-.PHONY: help setup demo check test portable lint format types parity layers bases results clean
+.PHONY: help setup demo check test portable lint format types parity layers bases results docs clean
 
 help:
 	@echo 'make demo     AdamW with three weight decays, and SODA(AdamW) without one'
@@ -30,7 +30,8 @@ help:
 	@echo 'make parity   compare with other implementations (writes docs/parity.md)'
 	@echo 'make layers   plan known architectures (writes docs/layers.md)'
 	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
-	@echo 'make results  write docs/results.md from results/'
+	@echo 'make results  write docs/results.md, and the claims in other pages, from results/'
+	@echo 'make docs     build the site into site/, with all links checked'
 	@echo 'make setup    only create .venv (the others do it when needed)'
 	@echo 'make clean    remove .venv, caches and build output'
 
@@ -106,7 +107,15 @@ bases: $(STAMP)
 results: $(STAMP)
 	$(PY) -m tools.results_doc
 
+# mkdocs reads the source without importing it. --strict fails on a link or an anchor without target.
+docs: $(STAMP)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$${PIP_FIND_LINKS:-}}" \
+	  UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$${PIP_INDEX_URL:-}}" \
+	  $(PY) -m uv pip install -q --python $(PY) -c constraints.txt -e '.[lab,test,docs]'
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) -m tools.site_names site
+
 # Results under runs/ stay.
 clean:
-	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

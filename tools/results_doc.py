@@ -1,4 +1,4 @@
-"""Write docs/results.md and the numbers of docs/choose.md from the measurements in results/.
+"""Write docs/results.md and the claims in other pages from the measurements in results/.
 
 python -m tools.results_doc
 
@@ -17,9 +17,9 @@ from sodaopt._figures import STYLE
 from sodaopt.lab.results import Numbers, differences, markdown, read, table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "results.md"
-CHOOSE = ROOT / "docs" / "choose.md"
-FIGURE = ROOT / "docs" / "figures" / "results-claims.svg"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "results.md"
+FIGURE = DOCS / "figures" / "results-claims.svg"
 
 
 class Claim(NamedTuple):
@@ -125,12 +125,14 @@ def verdict(d: dict[str, Any]) -> str:
 
 
 def claims(studies: dict[str, Numbers]) -> str:
+    """The table of claims. Other pages link to a row by the claim's name."""
     lines = []
     for claim in CLAIMS:
         d = compared(claim, studies)
         ends = f"{d['low']:+.4f} to {d['high']:+.4f}"
         gap = f"{d['mean']:+.4f}"
-        lines.append([claim.text, claim.source, gap, ends, str(d["n"]), verdict(d)])
+        text = f'<a id="{claim.name}"></a>{claim.text}'
+        lines.append([text, claim.source, gap, ends, str(d["n"]), verdict(d)])
     return table(["claim", "source", "difference", "95 % interval", "seeds", "verdict"], lines)
 
 
@@ -161,24 +163,31 @@ def results_page() -> str:
     return "\n\n".join([*parts, *(markdown(numbers) for numbers in studies.values())]) + "\n"
 
 
-def choose_page(old: str) -> str:
-    """The page with the numbers between `<!-- NAME -->` and `<!-- end -->` filled in.
+def with_claims(page: Path) -> str:
+    """The text of a page with its claims filled in, each as a link to its row.
 
-    NAME is the name of a claim.
+    `<!-- NAME -->...<!-- end -->` becomes the difference of the claim NAME with its interval, and
+    `<!-- NAME verdict -->...<!-- end -->` its verdict.
     """
     studies, known = measured(), {claim.name: claim for claim in CLAIMS}
+    up = "../" * (len(page.relative_to(DOCS).parts) - 1)
 
     def fill(match: re.Match[str]) -> str:
-        d = compared(known[match[1]], studies)
-        return (
-            f"<!-- {match[1]} -->{d['mean']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f})<!-- end -->"
-        )
+        name, kind = match[1], match[2] or ""
+        d = compared(known[name], studies)
+        number = f"{d['mean']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f})"
+        text = verdict(d).strip("*") if kind else number
+        return f"<!-- {name}{kind} -->[{text}]({up}results.md#{name})<!-- end -->"
 
-    return re.sub(r"<!-- ([\w-]+) -->.*?<!-- end -->", fill, old, flags=re.DOTALL)
+    old = page.read_text(encoding="utf-8")
+    return re.sub(
+        r"<!-- (?!end )([\w-]+)( verdict)? -->.*?<!-- end -->", fill, old, flags=re.DOTALL
+    )
 
 
 if __name__ == "__main__":
     draw(measured())
     PAGE.write_text(results_page(), encoding="utf-8")
-    CHOOSE.write_text(choose_page(CHOOSE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"{PAGE} and {CHOOSE} are up to date")
+    for page in DOCS.rglob("*.md"):
+        page.write_text(with_claims(page), encoding="utf-8")
+    print(f"{PAGE} and the claims of the other pages are up to date")

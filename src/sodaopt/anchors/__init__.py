@@ -44,6 +44,7 @@ ANCHORS: dict[str, Callable[[], Anchor]] = {
     "constant": Constant,
     "auto": Constant,
 }
+"""The anchors that have a name."""
 
 
 def anchor(spec: Any) -> Anchor:

@@ -82,6 +82,7 @@ KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
     "truncated": _truncated,
     "sign": _sign,
 }
+"""How each kind of distribution makes its elements from random bits."""
 
 
 @dataclass(frozen=True)

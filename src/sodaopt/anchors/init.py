@@ -54,6 +54,7 @@ def sign(scale: float) -> Init:
 
 
 Rules: TypeAlias = Mapping[str, Init]
+"""The distributions of a module's own parameters, by name."""
 CONVS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip

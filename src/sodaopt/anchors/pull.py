@@ -20,6 +20,7 @@ from sodaopt.anchors.distributions import Seeded
 from sodaopt.rounding import first_element
 
 Source: TypeAlias = Tensor | float | Seeded
+"""z0 of this rank's shard: a tensor, one number, or its seed."""
 Pairs: TypeAlias = list[tuple[Tensor, Any]]
 
 BUCKETS = {"cpu": 1 << 19, "cuda": 1 << 24}

@@ -28,6 +28,7 @@ from sodaopt.geometry.views import Shape, View, matrix
 from sodaopt.schedules import Coef, Number
 
 State: TypeAlias = dict[str, Any]
+"""The optimizer's state of one parameter."""
 
 
 @dataclass

@@ -13,6 +13,7 @@ from sodaopt.geometry.views import Frame
 
 Factor: TypeAlias = Callable[[int, int], float]
 Scale: TypeAlias = Callable[[Factor, Frame], float]
+"""A function of the norm's own factor and the frame of the parameter."""
 
 
 def dense(factor: Factor, f: Frame) -> float:
@@ -46,3 +47,4 @@ def adamw(factor: Factor, f: Frame) -> float:
 
 
 SCALES: dict[str, Scale] = {s.__name__: s for s in (dense, one_hot, unit, original, rms, adamw)}
+"""The scales by name."""

@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Shape: TypeAlias = Sequence[int]
+"""The shape of a parameter."""
 
 
 class Stored(NamedTuple):
@@ -92,6 +93,7 @@ class Frame(NamedTuple):
 
 
 View: TypeAlias = Callable[[Shape], Frame]
+"""A function from a shape to its frame."""
 
 
 def _steps(n: int, size: int) -> list[range]:

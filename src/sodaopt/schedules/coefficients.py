@@ -10,11 +10,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-Number: TypeAlias = Any  # int, float or a 0-D tensor
+Number: TypeAlias = Any
+"""An int, a float or a 0-D tensor."""
 Coef: TypeAlias = float | Callable[[Number, Number], Number]
-Past: TypeAlias = Mapping[str, Number]  # a coefficient's memory, by name
+"""A number, or a function of (k, lr)."""
+Past: TypeAlias = Mapping[str, Number]
+"""A coefficient's memory, by name."""
 
 NO_PAST: Past = MappingProxyType({})
+"""The memory of a coefficient that has none."""
 
 
 def value(c: Coef, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
