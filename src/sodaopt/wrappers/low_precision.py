@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sodaopt.backends import PLAIN
+from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
@@ -55,6 +55,7 @@ class Fp32Step:
                     made.__dict__.pop("fp32_copy_of", None)
                     sharded.refill(made, empty)
 
+    @not_compiled  # torch.compile cannot trace the attributes of a tensor
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor) -> Any:
         made: Any = self.kept.get(p)
         if made is None:
