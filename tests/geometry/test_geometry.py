@@ -457,6 +457,15 @@ def test_ball_ignores_scale(case, seed, exponent) -> None:
     assert close(call(case.geometry, [d * 10**exponent])[0], call(case.geometry, [d])[0], 1e-8)
 
 
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-12])
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_lmo_does_not_depend_on_the_size(norm, size) -> None:
+    """Squares of 1e20 overflow in fp32."""
+    d = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    [small], [scaled] = norm().units([d]), norm().units([d * size])
+    torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
+
+
 @each_geometry
 @each_dtype
 def test_zero_gives_zero(case, dtype) -> None:

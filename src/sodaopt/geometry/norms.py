@@ -218,29 +218,38 @@ class _Lengths(Norm):
     along: ClassVar[tuple[int, ...]] = (-2, -1)
 
     def minimiser(self, X: Tensor) -> Tensor:
-        return _over(X, torch.linalg.vector_norm(X, dim=self.along, keepdim=True))
+        return _over(X, _length(X, self.along))
 
     def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         sides = [] if shards is None else [self.view(s).sides(s) for s in shards.shapes]
         if shards is None or None in sides:
             return super().units(ds, shards)
         dims = [sum((pair[n] for n in self.along), ()) for pair in sides if pair]
-        parts = [_length(d, n).double().square() for d, n in zip(ds, dims, strict=True)]
+        parts = [_length(d, n).square() for d, n in zip(ds, dims, strict=True)]
         squares = shards.sum(parts, dims)
-        return [_over(d, square.sqrt().to(d.dtype)) for d, square in zip(ds, squares, strict=True)]
+        return [_over(d, square.sqrt()) for d, square in zip(ds, squares, strict=True)]
 
     def size(self, X: Tensor) -> Tensor:
-        length: Tensor = torch.linalg.vector_norm(X, dim=self.along, keepdim=True)
-        return length.amax((-2, -1))
+        return _length(X, self.along).to(X.dtype).amax((-2, -1))
 
 
 def _over(X: Tensor, length: Tensor) -> Tensor:
     """-X / length. 0/0 gives 0, an underflowed length cannot explode, an infinite one gives NaN."""
+    length = length.to(X.dtype)
     return X / -(length.clamp(min=1e-15) + length * 0)
 
 
 def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return torch.linalg.vector_norm(d, dim=dims, keepdim=True) if dims else d.abs()
+    """The Euclidean length along some dimensions, in float64.
+
+    The largest entry is divided out first: squares of 1e20 overflow in fp32.
+    """
+    if not dims:
+        return d.abs().double()
+    top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
+    tiny = torch.finfo(d.dtype).tiny
+    length: Tensor = torch.linalg.vector_norm(d / top.clamp(min=tiny), dim=dims, keepdim=True)
+    return length.double() * top
 
 
 @dataclass(frozen=True)
