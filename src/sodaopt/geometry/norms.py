@@ -249,7 +249,8 @@ def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
     top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
     tiny = torch.finfo(d.dtype).tiny
     length: Tensor = torch.linalg.vector_norm(d / top.clamp(min=tiny), dim=dims, keepdim=True)
-    return length.double() * top
+    length = length.double() * top
+    return length
 
 
 @dataclass(frozen=True)
