@@ -479,6 +479,8 @@ def rank_of_two(rank: int, port: int, folder: str) -> None:
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
     it = job("soda(muon)", batch=4, eval_tokens=5 * 32)
     train.train(it, B, Execution(micro_batch=1, checkpoint_every=2))
+    with pytest.raises(train.Refused, match="not the same folder on all ranks"):
+        train.train(it, Path(f"of-rank-{rank}"), Execution(micro_batch=1))
     torch.distributed.destroy_process_group()
 
 

@@ -49,6 +49,7 @@ def train(
     asked = identity(resolved, Windows(data.train, resolved.shape.context).fingerprint())
     shown = progress or Silent()
     with _locked(folder, ranks), _stop_on_signal(stop) as stopped:
+        _check_shared(folder, ranks, device)
         new = ranks.size == 1 and not (folder / records.FILE).exists()
         if new and (other := reuse(folder, resolved.key, asked, device)):
             shown.say(f"this job is done already: copied from {other}")
@@ -89,6 +90,18 @@ def _locked(folder: Path, ranks: World) -> Iterator[None]:
         except BlockingIOError:
             raise Refused(f"another process is writing to {folder}: choose another --out") from None
         yield
+
+
+def _check_shared(folder: Path, ranks: World, device: torch.device) -> None:
+    """Raise on every rank if the ranks see different folders. They would wait for each other."""
+    ranks.wait()  # until rank 0 has made the folder
+    saved = [checkpoint.step(path) for path in checkpoint.found(folder / checkpoint.FOLDER)]
+    seen = -1 if not folder.exists() else sum(saved) + (folder / records.FILE).exists()
+    smallest, largest = ranks.least(seen, device), -ranks.least(-seen, device)
+    if smallest != largest:
+        raise Refused(
+            f"{folder} is not the same folder on all ranks: --out must be on a shared file system"
+        )
 
 
 @contextmanager
