@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from sodaopt.geometry.views import Frame, conv, grouped, matrix, split, transposed, whole
+from sodaopt.geometry.views import Frame, conv, grouped, heads, matrix, split, transposed, whole
 from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, plan
 from tools import scaling
 
@@ -22,6 +22,7 @@ VIEWS = {
     "fused experts, transposed": (split(2, transposed), (3, 5, 4)),
     "kernel": (conv, (6, 3, 2, 2)),
     "groups": (grouped(2), (6, 3, 2)),
+    "heads": (heads, (6, 2, 3)),
     "vector": (whole, (5,)),
 }
 PLACEMENTS = {  # each on R x S ranks
