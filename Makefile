@@ -11,7 +11,7 @@ JOBS ?= 2
 ARGS ?=
 # `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
 CHECKED := $(wildcard tests/test_*.py) \
-  $(addprefix tests/,core geometry wrappers anchors layers backends theory) \
+  $(addprefix tests/,core geometry wrappers anchors layers backends theory parallel/test_layout.py) \
   $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py)
 
 PY := .venv/bin/python

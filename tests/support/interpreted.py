@@ -115,7 +115,7 @@ def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
         opt = SODA(weights, 0.01, ROWS[name], seed=3, anchor=anchor, maximize=maximize)
         products = polar.Newton.products
         with (
-            mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=runs),
+            mock.patch("sodaopt.core.fused.kernels_run_on", return_value=runs),
             mock.patch.object(polar.Newton, "products", autospec=True, side_effect=products) as X,
             mock.patch.object(elementwise, "step_", wraps=elementwise.step_) as step_,
             mock.patch.object(spectral, "finish_", wraps=spectral.finish_) as finish_,
@@ -151,9 +151,7 @@ def spectral(name: str, size: float, device: str = "cpu") -> bool:
         torch.manual_seed(0)
         weights = [torch.nn.Parameter(torch.randn(s).to(at, dtype)) for s in shapes]
         opt = SODA(weights, 0.01, _method(map_, "init", 0.25))
-        with mock.patch(
-            "sodaopt.core.optimizer.kernels_run_on", lambda p: p.dtype == torch.float32
-        ):
+        with mock.patch("sodaopt.core.fused.kernels_run_on", lambda p: p.dtype == torch.float32):
             for _ in range(2):
                 for w in weights:
                     w.grad = (torch.randn(w.shape) * size).to(w)
@@ -172,7 +170,7 @@ def poisoned(bad: float, device: str = "cpu") -> bool:
     opt = SODA([w], 0.01, _method(MAPS["polar"], "last"))
     w.grad = torch.randn_like(w)
     w.grad[1, 5, 7] = bad
-    with mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=True):
+    with mock.patch("sodaopt.core.fused.kernels_run_on", return_value=True):
         opt.step()
     return w[1].isnan().all().item() and w[::2].isfinite().all().item()
 
@@ -223,7 +221,7 @@ def repeated(name: str, row: str, device: str = "cpu") -> bool:
         weights = [torch.nn.Parameter(torch.randn(6, 4, device=device)) for _ in range(3)]
         opt = SODA(weights, 0.01, ROWS[row])
         with (
-            mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=runs),
+            mock.patch("sodaopt.core.fused.kernels_run_on", return_value=runs),
             mock.patch.object(opt, "_sorted", wraps=opt._sorted) as sorted_,
         ):
             for k in range(6):
@@ -252,7 +250,7 @@ def unreadable(name: str) -> bool:
     opt = SODA([p], 0.01, zoo.soda(zoo.lion()))
     p.grad = torch.randn_like(p)
     opt.step()
-    with mock.patch("sodaopt.core.optimizer.kernels_run_on", return_value=True):
+    with mock.patch("sodaopt.core.fused.kernels_run_on", return_value=True):
         assert next(opt._buckets()).kernel
         with torch.no_grad():
             UNREADABLE[name](p, opt.state[p])

@@ -6,7 +6,7 @@ import copy
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import Any
@@ -180,13 +180,22 @@ def test_every_operation(wrap: Any, base: Any, dtype: torch.dtype, steps: int) -
     assert n > 4
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """A process in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize("when", ["before", "during", "twice"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("wrap", [WRAPS["SODAWrapper"], WRAPS["ScheduleFree"]])
-def test_ctrl_c_waits(wrap: Any, dtype: torch.dtype, when: str) -> None:
+@pytest.mark.parametrize("wrap", ["SODAWrapper", "ScheduleFree"])
+def test_ctrl_c_waits(wrap: str, dtype: torch.dtype, when: str) -> None:
     """It takes effect after the step, which is then complete. A second one does not wait."""
-    run, calm = (Run(wrap, BASES["AdamW loop"], dtype, 2) for _ in range(2))
+    run, calm = (Run(WRAPS[wrap], BASES["AdamW loop"], dtype, 2) for _ in range(2))
     inner, base = run.opt.base.step, run.opt.base
 
     def interrupted() -> None:

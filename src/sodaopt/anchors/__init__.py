@@ -1,12 +1,12 @@
 """Where z0, the initial weights, lives: the pull needs them at every step.
 
     clone      a copy in the parameter's dtype                                   exact
-    bf16       half of that, after rounding the weights to bf16 once        exact
+    bf16       half of that, after rounding the weights to bf16 once             exact
     cpu        a copy on the host, pinned, copied to the device at each step     exact
-    constant   one number, for parameters that start at zero or one              exact
+    auto       one number if all elements are equal, else a clone                exact
     file       a memory-mapped safetensors file: finetuning, or a frozen reference model
     seed       made again from (seed, parameter, element): see `sodaopt.init`
-    auto       constant if possible, else clone
+    constant   another name of auto
 
 At a parameter's first step an anchor returns the tensor to keep in the optimizer's state
 (`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.

@@ -156,7 +156,7 @@ def _on_host(t: Tensor) -> Tensor:
 
 
 def constant_of(p: Tensor) -> Tensor | None:
-    """The one value that all elements of p have on every rank, or None if they differ."""
+    """Return the one value of all elements of this rank's shard of p, or None if they differ."""
     if p.dim() == 0 or p.numel() <= 1:
         return None
     if p.is_meta:  # it has no values

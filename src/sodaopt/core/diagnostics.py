@@ -150,7 +150,7 @@ def _square(t: Tensor) -> Tensor:
 
 
 class Watched(Optimizer):
-    """An optimizer with diagnostics. A subclass says by `pulls` where its parameters are pulled."""
+    """An optimizer with diagnostics. A subclass overrides `pulls`."""
 
     _watch: Watch | None = None
 
@@ -171,6 +171,7 @@ class Watched(Optimizer):
     def diagnostics(self, by: Labels = "group") -> Any:
         """Return the diagnostics of each group, parameter or label. All ranks must call it.
 
+        k: the steps of the group so far. Only SODAWrapper has it, with by="group".
         lr, lam: the learning rate, and the strength of the coming pull.
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
         weight, distance: ||x|| and ||x - z0||, which is nan without a z0.

@@ -1,7 +1,7 @@
-"""The five lines in one pass over memory, by a Triton kernel on a GPU.
+"""Steps of a bucket by Triton kernels on a GPU.
 
-A geometry names its kernel (`Geometry.kernel`). "polar" is one pass before the products and one
-after them. The other kernels are fused from end to end.
+A geometry names its kernel (`Geometry.kernel`). "polar" is two passes before the products and one
+after them. The other kernels take the whole step in one pass.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ WORKSPACE = 112 << 20
 SHARE = 1 / 8
 """The matrices of one shape are multiplied in parts. A part takes at most WORKSPACE bytes, or this
 share of the bucket's parameters if that is more."""
+
+
+def kernels_run_on(p: Tensor) -> bool:
+    return p.is_cuda and backends.usable(p.device)
 
 
 def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None) -> bool:
@@ -141,7 +145,7 @@ def elementwise_step(b: Bucket) -> None:
 
 
 def polar_step(b: Bucket) -> None:
-    """Take one step along polar factors: a pass before the products, and one after them."""
+    """Take one step along polar factors: two passes before the products, and one after them."""
     from sodaopt.backends.triton import spectral
 
     polar: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]

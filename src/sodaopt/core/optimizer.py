@@ -11,9 +11,10 @@ from torch import Tensor
 
 from sodaopt import anchors
 from sodaopt._errors import times, unknown
-from sodaopt.backends import PLAIN, not_compiled, usable
+from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
+from sodaopt.core.kept import Kept, inputs_of
 from sodaopt.core.method import ROWS, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
@@ -48,25 +49,6 @@ STEPS = (  # the first that wants a bucket runs it
 )
 
 
-class Kept:
-    """The buckets of a group's last step.
-
-    inputs: see `SODA._inputs`. It holds the identities of tensors, which `held` keeps from reuse.
-    """
-
-    def __init__(self, inputs: list[Any], buckets: list[Bucket]) -> None:
-        self.inputs, self.buckets = inputs, buckets
-        self.held = [list(s.values()) for b in buckets for s in b.state]
-
-    def follows(self) -> bool:
-        """Whether every parameter has taken the last step, and only that."""
-        return all(int(s["step"]) == b.k + 1 for b in self.buckets for s in b.state)
-
-
-def kernels_run_on(p: Tensor) -> bool:
-    return p.is_cuda and usable(p.device)
-
-
 class SODA(StatefulOptimizer):
     """Run a `Method` on parameters, or one method a group.
 
@@ -88,7 +70,7 @@ class SODA(StatefulOptimizer):
     comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
     """
 
-    sharing = Sharing()  # process groups cannot be copied or pickled: a copy computes alone
+    sharing = Sharing()  # for copies, which cannot hold a process group
     has_agreed = False
 
     def __init__(
@@ -161,33 +143,22 @@ class SODA(StatefulOptimizer):
             if not FOREIGN.isdisjoint(group):  # set after the constructor
                 check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
             kept = self._kept.pop(n, None)
-            if kept is not None and kept.inputs == self._inputs(group, index) and kept.follows():
+            if (
+                kept is not None
+                and kept.inputs == inputs_of(group, self.state, index)
+                and kept.follows()
+            ):
                 buckets = kept.buckets
                 for bucket in buckets:
                     self._renew(bucket, group)
             else:
                 buckets, kept = self._sorted(group, index), None
-                if all(b.kernel and not b.is_sharded for b in buckets):  # others keep gradients
-                    kept = Kept(self._inputs(group, index), buckets)
+                if all(b.kernel and not b.is_sharded for b in buckets):  # others hold gradients
+                    kept = Kept(inputs_of(group, self.state, index), buckets)
             yield from buckets
             if kept is not None:
                 self._kept[n] = kept
             index += len(group["params"])
-
-    def _inputs(self, group: dict[str, Any], index: int) -> list[Any]:
-        """Everything that decides how a group is sorted into buckets, except the step counts."""
-        options = group["method"], group["foreach"], group["maximize"], group["seed"], index
-        inputs: list[Any] = [options]
-        for p in group["params"]:
-            g, s = p.grad, self.state.get(p)
-            if g is None or not s:
-                inputs.append(None)
-            else:
-                inputs.append((
-                    id(p), *map(id, s.values()), p.dtype, p.shape, p.is_contiguous(),
-                    kernels_run_on(p), type(g), g.dtype, g.layout, g.is_contiguous(), g.is_neg(),
-                ))  # fmt: skip
-        return inputs
 
     def _sorted(self, group: dict[str, Any], index: int) -> list[Bucket]:
         buckets: dict[Any, Bucket] = {}
@@ -201,7 +172,7 @@ class SODA(StatefulOptimizer):
                 k = self._join(s, leader, method)
             z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
             ranks = None if method.geometry.elementwise else self.sharing.key(p)
-            kernel = method.kernel if ranks is None and kernels_run_on(p) else None
+            kernel = method.kernel if ranks is None and fused.kernels_run_on(p) else None
             if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
                 kernel = None
             is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
@@ -210,8 +181,9 @@ class SODA(StatefulOptimizer):
             key = k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
             bucket = buckets.get(key)
             if bucket is None:
-                bucket = buckets[key] = self._new_bucket(group, k, past, is_sharded, kernel)
-                bucket.sharing = None if ranks is None else self.sharing
+                sharing = None if ranks is None else self.sharing
+                bucket = self._new_bucket(group, k, past, is_sharded, sharing, kernel)
+                buckets[key] = bucket
             bucket.append(p, s, j, z0)
         return list(buckets.values())
 
@@ -239,14 +211,14 @@ class SODA(StatefulOptimizer):
 
     def _new_bucket(
         self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,
-        kernel: str | None,
+        sharing: Sharing | None, kernel: str | None,
     ) -> Bucket:  # fmt: skip
         method, lr = self.methods[group["method"]], float(group["lr"])
         memory = method.advance(dict(zip(method.memory, past, strict=True)), k, lr)
         return Bucket(
             shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
             memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
-            seed=group["seed"], is_sharded=is_sharded, sharing=None, kernel=kernel,
+            seed=group["seed"], is_sharded=is_sharded, sharing=sharing, kernel=kernel,
         )  # fmt: skip
 
     def _renew(self, b: Bucket, group: dict[str, Any]) -> None:

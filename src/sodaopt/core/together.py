@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterable[Bucket]:
-    """Make the buckets of a step. If they communicate, all ranks make the same, or all raise.
+    """Make the buckets of a step. If parameters are shared, all ranks make the same, or all raise.
 
-    The check is off while a CUDA graph is captured, which would wait for the host.
+    There is no check while a CUDA graph is captured, because it would wait for the host.
     """
     opt.sharing.loads.clear()
     shared = _shared(opt)
@@ -35,7 +35,7 @@ def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterable[Bucket]:
     for ranks, indices in shared.items():
 
         def describe(indices: list[int] = indices) -> list[str]:
-            return _lines(opt, indices, steps)
+            return _descriptions(opt, indices, steps)
 
         now = lrs, [steps.get(j, -1) for j in indices]
         summary = now if opt.has_agreed else (now, describe())
@@ -60,7 +60,7 @@ def _shared(opt: SODA) -> dict[Any, list[int]]:
     return found
 
 
-def _lines(opt: SODA, indices: list[int], steps: dict[int, int]) -> list[str]:
+def _descriptions(opt: SODA, indices: list[int], steps: dict[int, int]) -> list[str]:
     """Describe the groups, and the parameters with these indices."""
     groups, params, index = [], [], 0
     for n, group in enumerate(opt.param_groups):

@@ -25,7 +25,7 @@ class Bucket(Context):
     indices: the index of each parameter in the optimizer, which selects its rounding bits.
     z0: where the initial weights are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
-    sharing: deals the matrices to the ranks that share the parameters, if other ranks do.
+    sharing: how ranks share the work on these parameters, or None if they do not.
     kernel: the geometry's kernel, if it can read all tensors.
     pointers: see `fused.pointers`, which stays the same from step to step.
     """

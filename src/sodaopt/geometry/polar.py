@@ -31,9 +31,9 @@ class Polar(Protocol):
 class Newton:
     """An odd quintic a step, after division by `safety` times the Frobenius norm.
 
-    dtype: the dtype of the products. None means fp16 on an accelerator and at least fp32 on a CPU,
-    where 16-bit products are 16 to 90 times slower. After normalisation fp16 is eight times as
-    accurate as bf16.
+    dtype: the dtype of the products. None means fp16 for fp32 matrices on a CUDA GPU, where it is
+    eight times as accurate as bf16 after normalisation. Otherwise it is the dtype of the input, at
+    least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
     restarts: the steps before which the Gram form computes X X^T again, see `factor`. An iteration
     without restarts has the plain form alone.
     """
@@ -82,15 +82,16 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
     """Q such that the steps take X to Q X, by products of the size of R = X X^T alone.
 
     A step is X <- W X with W = a + b R + c R^2. After it the Gram matrix is W R W, so the next W
-    needs no product with X, and Q is the product of the W's. All of them are polynomials of R, so
-    they commute and are symmetric. The products must preserve one of the two: `dense` multiplies
-    polynomials of the rounded R, and `triangle` makes every result symmetric. A B^T in place of A B
-    does neither and loses accuracy tenfold.
+    needs no product with X, and Q is the product of the W's. All of them are polynomials of R. In
+    exact arithmetic they commute and are symmetric. Rounded products must keep one of these
+    properties: `dense` keeps the first, because all factors are polynomials of the same rounded R,
+    and `triangle` keeps the second. A B^T in place of A B keeps neither, and is ten times less
+    accurate.
 
     Rounding moves the eigenvalues of R by about eps, the unit roundoff, also to below zero. A step
-    multiplies small eigenvalues by a^2, and their error too. Where a negative eigenvalue is of
-    order 1 the polynomial diverges. In fp16 with a = 3.4 the error is 0.07 after two steps, 0.8
-    after three, and has then been used. So the steps are cut into blocks of at most three
+    multiplies small eigenvalues by a^2, and their error too. If a negative eigenvalue reaches
+    order 1, the polynomial diverges. In fp16 with a = 3.4 the error is 0.07 after two steps and 0.8
+    after three. So the steps are cut into blocks of at most three
     (`Newton.restarts`), and R is computed from X again for each block.
     """
     R = product(X, X.mT)

@@ -39,7 +39,7 @@ ROLES = {
 TABLES = ("embedding", "position")
 HEADS = ("head", "tied")
 MATRICES = ("hidden", "conv", "experts", "router", "lora_a", "lora_b")
-"""The paper's hidden layers."""
+"""The paper's hidden layers. A depthwise kernel is not a matrix: each tap is diagonal."""
 VECTORS = ("vector", "norm", "bias", "scalar")
 
 PARENT = (

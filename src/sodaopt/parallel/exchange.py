@@ -34,11 +34,11 @@ ROUND_ELEMENTS = 1 << 24
 
 
 class Sharing:
-    """The work of each rank within one step, which the balance of the next bucket starts from.
+    """The ranks that share parameters, and the work that each has been dealt in this step.
 
     process_group: the ranks that have the same plain parameters, or None: plain parameters are
     then computed on every rank.
-    dtype: in which matrices travel. None: their own.
+    dtype: the dtype in which matrices travel. None: their own dtype.
     """
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:

@@ -8,8 +8,8 @@ and each shard has R replicas:
     DDP                                 S = 1
 
 Every matrix has one owner, which computes it once for all ranks. The heaviest matrix goes to the
-rank with the least work so far, then the next one. So no rank has more than its share of the work
-and one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
+rank with the least work so far, then the next one. So a rank has at most the mean work
+plus one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
 matrix is owned by a rank that has it, and does not travel to its owner. The other matrices travel
 in rounds: in a round, each owner gets matrices of at most `limit` elements, but at least one.
 
@@ -94,7 +94,8 @@ class Piece(NamedTuple):
 class Round(NamedTuple):
     """The matrices that are computed together.
 
-    travels: they are cut. If not, they are in their owner's shard.
+    travels: shards hold parts of the matrices, which travel to the owner. Otherwise the owner's
+    shard has them whole.
     mine: the matrices of this rank.
     held: held[r][s] are the pieces of this rank's shards that rank (r, s) computes.
     made_of: made_of[s] are the pieces of `mine` that shard s holds.

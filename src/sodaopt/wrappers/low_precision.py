@@ -94,7 +94,7 @@ class Fp32Step:
 
     # -- the base optimizer's state -----------------------------------------------------------
 
-    def _has_fp32_state(self, p: Tensor) -> bool:
+    def _needs_fp32_state(self, p: Tensor) -> bool:
         """Whether the base's state of p must be cast to fp32. SODA's own state already is.
 
         An empty parameter has no fp32 copy: the base steps it as it is.
@@ -104,10 +104,10 @@ class Fp32Step:
     def widen(self, p: Tensor) -> None:
         """Cast the base's 16-bit state of p to fp32.
 
-        Nothing is cast if a part of it is fp32: then the base has chosen 16 bits for the rest.
+        If a part of the state is fp32, the base chose 16 bits for the rest, and nothing is cast.
         """
         state = self.base.state.get(p)
-        if isinstance(state, dict) and self._has_fp32_state(p):
+        if isinstance(state, dict) and self._needs_fp32_state(p):
             theirs = {k: v for k, v in state.items() if not str(k).startswith(self.prefix)}
             floats = [t for t in _tensors(theirs) if t.numel() > 1 and t.is_floating_point()]
             if all(t.dtype in HALVES for t in floats):
@@ -116,7 +116,7 @@ class Fp32Step:
     def restore(self, p: Tensor, saved: Any) -> None:
         """Undo torch's cast of loaded state to 16 bits, given the state as it was saved."""
         state = self.base.state.get(p)
-        if not (self._has_fp32_state(p) and isinstance(state, dict) and isinstance(saved, dict)):
+        if not (self._needs_fp32_state(p) and isinstance(state, dict) and isinstance(saved, dict)):
             return
 
         def uncast(t: Tensor) -> Tensor:

@@ -38,8 +38,9 @@ class SODAWrapper(Wrapper):
     at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
     and use the weights of that moment as z0.
     decay: lam as a function of (k, lr). schedules.uniform is the paper's.
-    anchor: where z0 lives, see `sodaopt.anchors`: "clone", "bf16", "cpu", "constant", "auto" (one
-    number if that is enough, else a clone), or the seeds of `sodaopt.init.seeded_`.
+    anchor: where z0 lives, see `sodaopt.anchors`: "auto" (one number if all elements
+    are equal, else a clone), "clone", "bf16", "cpu", an Anchor such as FromFile, or the seeds of
+    `sodaopt.init.seeded_`.
     seed: selects the rounding bits of 16-bit parameters. The base steps them in fp32, with its
     state in fp32, and they are rounded once.
     """
@@ -136,7 +137,7 @@ class SODAWrapper(Wrapper):
 
     def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
-        if self.reads or lam == 1:  # the base must see the weights, or they could not be restored
+        if self.reads or lam == 1:  # the base must see them, or lam = 1 has no inverse
             pulled = [x.clone() for x in xs]
             pull_(pulled, z0, lam)
             torch._foreach_sub_(pulled, xs)
@@ -149,7 +150,7 @@ class SODAWrapper(Wrapper):
     def _z0(self, step: GroupStep, params: list[Tensor]) -> dict[Tensor, Source]:
         """Where z0 of each parameter is. A z0 that is missing or provisional is captured.
 
-        A newly captured z0 is left out, because it equals the weights, unless `anchor.differs`.
+        A newly captured z0 equals the weights, so it is left out, unless `anchor.differs`.
         """
         group, state = step.group, self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
