@@ -26,6 +26,7 @@ from sodaopt.core.validation import (
     check_keys,
     check_lr,
     check_parameter,
+    check_seed,
 )
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
@@ -92,8 +93,7 @@ class SODA(StatefulOptimizer):
         self._kept: dict[int, Kept] = {}
         if isinstance(params, set):
             raise TypeError("params is a set, whose order changes between runs: pass a list")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError(f"seed must be an integer, got {seed!r}")
+        check_seed(seed)
         if lr is not None:
             check_lr(lr, "SODA")
         defaults = {

@@ -36,6 +36,11 @@ def as_list(params: Any, where: str) -> list[Any]:
     return list(params)
 
 
+def check_seed(seed: Any) -> None:
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"seed must be an integer, got {seed!r}")
+
+
 def check_lr(lr: Any, where: str) -> None:
     if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
         raise TypeError(f"{where}: lr must be a number, got {lr!r}: SODA(params, lr, method)")

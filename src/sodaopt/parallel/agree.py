@@ -88,6 +88,8 @@ def _difference(found: list[tuple[int, str | None, list[str]]]) -> str:
 def _host_groups(ranks: Any, world: Any) -> list[Any]:
     """The groups for messages on the host: one for each dimension of a mesh, or one.
 
+    world: the default group. After a restart within the process, groups must be made again.
+
     A new group needs only its members, if all of them are in the same number of groups.
     """
     import torch.distributed as dist

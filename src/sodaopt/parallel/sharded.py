@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from sodaopt.backends import PLAIN
 from sodaopt.parallel.layout import Box, Placement
 
 
@@ -22,9 +23,6 @@ def _dtensor() -> Any:
     """The class, or None if nobody has imported it: then no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
-
-
-PLAIN = frozenset((Tensor, nn.Parameter))
 
 
 def is_sharded(t: Tensor) -> bool:
@@ -47,7 +45,7 @@ def is_placed_like(t: Any, p: Any) -> bool:
 
 def local_like(t: Any, p: Any) -> Tensor:
     """This rank's shard of t (a gradient), placed like the parameter p."""
-    if is_sharded(t) and t.placements != p.placements:
+    if is_sharded(t) and not is_placed_like(t, p):
         t = t.redistribute(p.device_mesh, p.placements)
     return local(t)
 

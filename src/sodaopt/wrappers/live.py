@@ -134,7 +134,7 @@ class LiveOptimizer(Optimizer):
         self._check_groups(groups)
         self._check_kind(state_dict["param_groups"])
         numbered, theirs = self._numbered(state_dict), dict(state_dict["state"])
-        restored = {p: self._take(p, theirs, n) for n, p in numbered if n in theirs}
+        restored = {p: self._pop_own(p, theirs, n) for n, p in numbered if n in theirs}
         check_moments(theirs, numbered)
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         for n, p in numbered:
@@ -144,7 +144,7 @@ class LiveOptimizer(Optimizer):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
-    def _take(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
+    def _pop_own(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
         """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
         saved, mine = state[n], self._key("")
         state[n] = {k: v for k, v in saved.items() if not str(k).startswith(mine)}

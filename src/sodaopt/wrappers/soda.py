@@ -16,6 +16,7 @@ from sodaopt.anchors import Source, inverse, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
+from sodaopt.core.validation import check_seed
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Wrapper
@@ -63,8 +64,7 @@ class SODAWrapper(Wrapper):
             raise ValueError(unknown("at_start", at_start, AT_START))
         if not (isinstance(start, int) and start >= 0) or isinstance(start, bool):
             raise ValueError(f"start counts steps and must not be negative, got {start!r}")
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError(f"seed must be an integer, got {seed!r}")
+        check_seed(seed)
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
         self.start, self.at_start, self.coef, self.seed = start, at_start, decay, seed
