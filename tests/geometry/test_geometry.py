@@ -36,6 +36,7 @@ from sodaopt.geometry import (
     dense,
     elements,
     matrix,
+    norms,
     one_hot,
     transposed,
     unit,
@@ -464,6 +465,11 @@ def test_the_lmo_does_not_depend_on_the_size(norm, size) -> None:
     d = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     [small], [scaled] = norm().units([d]), norm().units([d * size])
     torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (0, 1)])
+def test_the_length_of_an_empty_shard(dims) -> None:
+    assert not norms._length(torch.zeros(0, 3), dims).any()
 
 
 @each_geometry

@@ -246,9 +246,11 @@ def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
     """
     if not dims:
         return d.abs().double()
-    top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
-    tiny = torch.finfo(d.dtype).tiny
-    length: Tensor = torch.linalg.vector_norm(d / top.clamp(min=tiny), dim=dims, keepdim=True)
+    top = d.new_ones(())
+    if d.numel():  # a shard may be empty
+        top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
+    scaled = d / top.clamp(min=torch.finfo(d.dtype).tiny)
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=dims, keepdim=True)
     length = length.double() * top
     return length
 
