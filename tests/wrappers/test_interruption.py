@@ -150,6 +150,7 @@ def assert_same(a: Any, b: Any, tolerance: float = 0.0) -> None:
 @pytest.mark.parametrize("steps", [0, 2], ids=["first step", "third step"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("wrap", "base"), CASES)
+@pytest.mark.slow
 def test_every_operation(wrap: Any, base: Any, dtype: torch.dtype, steps: int) -> None:
     """Before the base begins, nothing has changed. Later, it is a step whose base ended there."""
     new = partial(Run, wrap, base, dtype, steps)
