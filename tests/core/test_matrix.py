@@ -486,8 +486,10 @@ def sharded(name: str) -> tuple[nn.Module, Any]:
 
 
 def go_on(name: str, model: nn.Module, opt: Any, steps: Any = range(STEPS)) -> None:
-    """Each rank on its half of the batch; below float64 on all of it, for a mean of two equal
-    gradients is exact and a mean of two halves is not."""
+    """Each rank trains on its half of the batch.
+
+    Below float64 it trains on all of it, because a mean of two equal gradients is exact.
+    """
     train(model, opt, steps, halves=dtype_of(name) == torch.float64)
 
 

@@ -190,7 +190,7 @@ def test_both_forms_are_the_same_polynomial(backend, product, shape) -> None:
 @each_polynomial
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_factor(backend, n) -> None:
-    """Q X is what n steps make of X."""
+    """Q X is X after n steps."""
     X = randn((1, 8, 20))
     X = X / X.norm()
     Q = factor(X, backend.steps[:n], dense)

@@ -1,4 +1,4 @@
-"""The command line: help, dry runs, quiet and JSON output, and sentences for what is missing."""
+"""The command line: help, dry runs, quiet and JSON output, and messages about missing parts."""
 
 import ast
 import builtins

@@ -16,7 +16,7 @@ from sodaopt.lab import records, train
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.files import write_atomically
-from tests.support.lab_jobs import embedded, flags, job, lines, losses, working
+from tests.support.lab_jobs import Said, embedded, flags, job, lines, losses, working
 
 assert embedded  # fixtures
 assert working
@@ -26,22 +26,6 @@ pytestmark = [
 ]
 A, B = Path("a"), Path("b")
 EACH_STEP = Execution(checkpoint_every=1)
-
-
-class Said:
-    """Progress that keeps the messages of a run."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.texts.append(text)
-
-    def step(self, record: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def stopped(folder: Path, **settings: Any) -> list[Path]:

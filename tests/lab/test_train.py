@@ -22,12 +22,12 @@ from sodaopt.lab.checkpoint import WEIGHTS, found, load
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job, ResolvedJob, resolve
 from sodaopt.lab.model import GPT
-from sodaopt.lab.progress import Silent
 from sodaopt.lab.records import DIVERGED, STOPPED
 from sodaopt.lab.restore import job_of
 from tests.support.lab_jobs import (
     TINY,
     Command,
+    Said,
     begin,
     context,
     embedded,
@@ -46,16 +46,6 @@ pytestmark = [
     pytest.mark.usefixtures("lab"),
 ]
 A, B = Path("a"), Path("b")
-
-
-class Said(Silent):
-    """Keep the messages of a run."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.texts.append(text)
 
 
 def after(steps: int) -> Any:

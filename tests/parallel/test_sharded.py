@@ -163,7 +163,7 @@ def swapped(name: str) -> None:
     model = network()
     opt = SODA(groups(model, METHODS[name]), LR)
     old = {id(p): key for key, p in model.named_parameters()}
-    with torch.no_grad():  # z0 is what the new parameters are, not what the old ones were
+    with torch.no_grad():  # z0 is the new parameters, not the old ones
         for p in model.parameters():
             p.mul_(0.5)
     new = dict(shard(model).named_parameters())

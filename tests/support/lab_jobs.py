@@ -19,6 +19,7 @@ from sodaopt import cli
 from sodaopt.lab import commands, records, reproduce, sweep, training
 from sodaopt.lab.data import open_data
 from sodaopt.lab.job import Job
+from sodaopt.lab.progress import Silent
 from sodaopt.lab.train import DATA
 
 assert commands  # loaded before any process is forked
@@ -28,6 +29,16 @@ training.SAMPLE_TOKENS = 4
 TINY: dict[str, Any] = {"steps": 6, "width": 32, "depth": 1, "head_dim": 16, "context": 32,
                         "batch": 2, "eval_tokens": 256, "eval_every": 3}  # fmt: skip
 Prepare = Callable[[], None]
+
+
+class Said(Silent):
+    """Keep the messages of a run."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
 
 
 def job(optimizer: str = "muon", **settings: Any) -> Job:

@@ -32,7 +32,7 @@ available = pytest.mark.skipif(
 
 @dataclass
 class World:
-    """The folder that the ranks wrote to, and what each check said when it failed."""
+    """The folder that the ranks wrote to, and the message of each failed check."""
 
     where: Path
     failures: dict[str, str]

@@ -198,7 +198,7 @@ def lit() -> ModuleType:
 
 
 def test_lightning_checkpoint_callback(lit: ModuleType, tmp_path: Path) -> None:
-    """What ModelCheckpoint wrote after an epoch, resumed: the same losses."""
+    """A file that ModelCheckpoint wrote after an epoch, resumed: the same losses."""
 
     def fit(folder: str, epochs: int, ckpt: Any = None) -> Any:
         keep = lit.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
@@ -288,7 +288,7 @@ WITH_MOMENTUM: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("on", ["wrapper", "base"])
 @pytest.mark.parametrize("kind", [*SCHEDULERS, *WITH_MOMENTUM])
 def test_scheduler(kind: str, on: str) -> None:
-    """Attached to either, it sets what it would set in AdamW, and that is what is used."""
+    """Attached to either, it sets the same values as in AdamW, and the step uses them."""
     make = (SCHEDULERS | WITH_MOMENTUM)[kind]
     control = AdamW([nn.Parameter(torch.zeros(1))], LR, weight_decay=0)
     beside = make(control)

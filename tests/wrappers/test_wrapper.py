@@ -518,8 +518,10 @@ def follow(opt: Optimizer, low: list[Parameter], high: list[Parameter]) -> None:
 def both(
     one: SODAWrapper, low: list[Parameter], two: SODAWrapper, high: list[Parameter], steps: int
 ) -> Iterator[tuple[Parameter, Parameter]]:
-    """Step 16-bit parameters, and from where they are fp32 ones, of which the former must be the
-    rounded; yields each with its other."""
+    """Step 16-bit parameters, and fp32 ones from the same values. Yield them in pairs.
+
+    The 16-bit parameter must be the rounded fp32 one.
+    """
     for k in range(steps):
         for a, b in zip(low, high, strict=True):
             b.data.copy_(a.data)
@@ -801,7 +803,7 @@ def test_bases_that_remember_16_bit_parameters(make: Make) -> None:
 
 
 def test_nothing_is_left_of_a_16_bit_step() -> None:
-    """Neither memory in what stood in the places of parameters, nor a parameter that is gone."""
+    """Keep neither the memory of fp32 copies nor a deleted parameter."""
     weights = network(torch.bfloat16)
     opt = SODAWrapper(SGD(weights, lr=0.1))
     feed(opt, weights, range(2))

@@ -163,7 +163,7 @@ class Watched(Optimizer):
         return {}
 
     def watch(self, on: bool = True) -> None:
-        """Measure the steps from now on. Each needs a copy of the weights, for its duration."""
+        """Measure the steps from now on. A step needs a copy of the weights while it runs."""
         if self._watch is not None:
             self._watch.remove()
         self._watch = Watch(self) if on else None

@@ -250,8 +250,7 @@ def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
     if d.numel():  # a shard may be empty
         top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
     scaled = d / top.clamp(min=torch.finfo(d.dtype).tiny)
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=dims, keepdim=True)
-    length = length.double() * top
+    length: Tensor = torch.linalg.vector_norm(scaled, dim=dims, keepdim=True).double() * top
     return length
 
 

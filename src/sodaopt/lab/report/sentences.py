@@ -80,7 +80,7 @@ def notes(lines: Sequence[Comparison]) -> list[str]:
 
 
 def _fitted(lines: Sequence[Comparison]) -> list[str]:
-    """Describe the fit and its power, for the first scale that has one."""
+    """Describe the fit and its power. The first scale that has a fit is used."""
     tested = [line for line in lines if line.difference and line.difference.low is not None]
     fit = next((line.fit for line in tested if line.fit is not None), None)
     if fit is None or fit.sd is None:
