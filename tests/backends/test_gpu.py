@@ -116,13 +116,13 @@ def layers(dtype: torch.dtype, width: int) -> tuple[nn.Module, init.Seeds]:
 @pytest.mark.parametrize("size", [100, 1 << 12, 1 << 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAR)
-def test_far_anchors_in_buckets(
+def test_far_anchors_in_slices(
     name: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However they are cut, and with the host far ahead of the device, they equal a clone."""
     if name == "file":
         pytest.importorskip("safetensors")
-    monkeypatch.setitem(pulling.BUCKETS, "cuda", size)
+    monkeypatch.setitem(pulling.SLICES, "cuda", size)
     (a, seeds), (b, _) = layers(dtype, 64), layers(dtype, 64)
     one, two = (
         SODAWrapper(torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0), anchor=anchor)

@@ -2,7 +2,7 @@
 
     clone      a copy in the parameter's dtype                                   exact
     bf16       half of that, after rounding the weights to bf16 once             exact
-    cpu        a copy on the host, pinned, copied to the device at each step     exact
+    cpu        a pinned copy on the host, copied to the device at each step      exact
     auto       one number if all elements are equal, else a clone                exact
     file       a memory-mapped safetensors file: finetuning, or a frozen reference model
     seed       made again from (seed, parameter, element): see `sodaopt.init`
@@ -18,23 +18,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sodaopt._errors import unknown
-from sodaopt.anchors.elsewhere import FromFile, Regenerated
-from sodaopt.anchors.init import Seeds
+from sodaopt.anchors.elsewhere import Elsewhere, FromFile
 from sodaopt.anchors.pull import Source, inverse, pull_, value
-from sodaopt.anchors.stored import (
-    Anchor,
-    Clone,
-    Constant,
-    Elsewhere,
-    Host,
-    Rounded,
-    constant_of,
-    known_constants,
-)
+from sodaopt.anchors.stored import Anchor, Clone, Constant, Host, Rounded, constant_of
 
 __all__ = [
-    "ANCHORS", "Anchor", "Clone", "Constant", "Elsewhere", "FromFile", "Host", "Regenerated",
-    "Rounded", "Source", "anchor", "constant_of", "inverse", "known_constants", "pull_", "value",
+    "ANCHORS", "Anchor", "Clone", "Constant", "Elsewhere", "FromFile", "Host", "Rounded", "Source",
+    "anchor", "constant_of", "inverse", "pull_", "value",
 ]  # fmt: skip
 
 ANCHORS: dict[str, Callable[[], Anchor]] = {
@@ -48,9 +38,7 @@ ANCHORS: dict[str, Callable[[], Anchor]] = {
 
 
 def anchor(spec: Any) -> Anchor:
-    """An anchor from its name, from `Seeds`, or an Anchor object as it is."""
-    if isinstance(spec, Seeds):
-        return Regenerated(spec)
+    """An anchor from its name, or an Anchor object as it is."""
     if isinstance(spec, str):
         if spec == "seed":
             raise ValueError(
@@ -61,5 +49,5 @@ def anchor(spec: Any) -> Anchor:
             raise ValueError(unknown("anchor", spec, [*ANCHORS, "seed"]))
         return ANCHORS[spec]()
     if not isinstance(spec, Anchor):
-        raise TypeError(f"an anchor is a name, Seeds, or an Anchor object, got {spec!r}")
+        raise TypeError(f"an anchor is a name or an Anchor object such as Seeds, got {spec!r}")
     return spec

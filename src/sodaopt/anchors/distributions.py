@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,9 +15,6 @@ from torch import Tensor
 from sodaopt._errors import unknown
 from sodaopt.anchors import philox
 from sodaopt.parallel import sharded
-
-SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
-"""Elements made at a time in plain torch operations: a CPU's cache, few launches on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,10 @@ class Seeded(NamedTuple):
     spec: Spec
     p: Tensor
 
-    def slices(self, stop: int) -> Iterator[tuple[slice, Tensor]]:
-        """The shard's first elements up to `stop`, flat, a slice at a time."""
-        device = sharded.local(self.p).device
-        step = SLICES.get(device.type, SLICES["cpu"])
-        for i in range(0, stop, step):
-            at = slice(i, min(i + step, stop))
-            n = sharded.numbers(self.p, at.start, at.stop)
-            if isinstance(n, range):
-                z0 = self.spec.values(n.start, n.stop, device)
-            else:
-                z0 = self.spec.values_at(n)
-            yield at, z0.to(self.p.dtype)
+    def elements(self, begin: int, stop: int) -> Tensor:
+        """Elements begin..stop-1 of the flattened shard."""
+        numbers = sharded.numbers(self.p, begin, stop)
+        if isinstance(numbers, range):
+            device = sharded.local(self.p).device
+            return self.spec.values(numbers.start, numbers.stop, device).to(self.p.dtype)
+        return self.spec.values_at(numbers).to(self.p.dtype)

@@ -1,9 +1,8 @@
-"""Anchors that keep nothing in the optimizer's state: z0 is in a file, or made from a seed."""
+"""Anchors that keep nothing in the optimizer's state, and find z0 by the parameter's name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,11 +10,63 @@ import torch
 from torch import Tensor, nn
 
 from sodaopt._errors import times, unknown
-from sodaopt.anchors.distributions import Seeded, Spec
-from sodaopt.anchors.init import Seeds
-from sodaopt.anchors.pull import Source, value
-from sodaopt.anchors.stored import Elsewhere, nothing, original
+from sodaopt.anchors.pull import Source
+from sodaopt.anchors.stored import Anchor
 from sodaopt.parallel import sharded
+
+
+def original(p: Tensor) -> Tensor:
+    """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
+    return getattr(p, "fp32_copy_of", p)
+
+
+class Elsewhere(Anchor):
+    """An anchor that keeps no copy of the weights.
+
+    entries: the description of z0 by the name of the parameter in the model.
+    """
+
+    writable: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, entries: Mapping[str, Any]) -> None:
+        self.model, self.entries = model, entries
+        self._names: dict[Tensor, str] = {}  # by object: an id may belong to another one by now
+
+    def name_of(self, p: Tensor) -> str:
+        """The name of a parameter, also after a framework has replaced the parameters."""
+        if p not in self._names:
+            self._names = {q: name for name, q in self.model.named_parameters()}
+        if p not in self._names:
+            raise ValueError(
+                f"a parameter of shape {times(p.shape)} is not in the anchor's model: pass the "
+                "model whose parameters the optimizer has"
+            )
+        return self._names[p]
+
+    def entry(self, p: Tensor) -> Any:
+        """The description of the z0 of p."""
+        name = self.name_of(p)
+        if name not in self.entries:
+            raise ValueError(unknown(f"parameter in {type(self).__name__}", name, self.entries))
+        return self.entries[name]
+
+    def capture(self, p: Tensor, first: bool) -> Tensor:
+        """Return an empty tensor, which marks that the parameter has been seen."""
+        if not p.is_meta:
+            self.check_weights(original(p), first)
+        return torch.empty(0, dtype=torch.float32, device=p.device)
+
+    def check_weights(self, p: Tensor, first: bool) -> None:
+        """Raise if z0 of p is missing or has another shape."""
+        raise NotImplementedError
+
+    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
+        if kept.numel() and p.numel():
+            raise ValueError(
+                f"the state to load brings its own z0, and {type(self).__name__} has another: use "
+                "the anchor it was saved with, such as anchor='clone'"
+            )
+        return torch.empty(0, dtype=torch.float32, device=p.device)
 
 
 class FromFile(Elsewhere):
@@ -30,36 +81,26 @@ class FromFile(Elsewhere):
     def __init__(
         self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = str
     ) -> None:
-        self.path, self.tensors = path, open_safetensors(path)
-        self.model, self.rename = model, rename
-        self._names: dict[Tensor, str] = {}
+        super().__init__(model, open_safetensors(path))
+        self.path, self.rename = path, rename
 
     def __reduce__(self) -> Any:  # a copy maps the file again
         return type(self), (self.path, self.model, self.rename)
 
-    def capture(self, p: Tensor, first: bool) -> Tensor:
-        z0 = self._find(original(p))
-        if tuple(z0.shape) != tuple(p.shape) and not p.is_meta:
+    def name_of(self, p: Tensor) -> str:
+        return self.rename(super().name_of(p))
+
+    def check_weights(self, p: Tensor, first: bool) -> None:
+        shape = self.entry(p).shape
+        if shape != p.shape:
             raise ValueError(
-                f"the anchor file has {times(z0.shape)} for {self._names[original(p)]}, and the "
-                f"parameter is {times(p.shape)}: use the file of this model"
+                f"the anchor file has {times(shape)} for {self.name_of(p)}, and the parameter is "
+                f"{times(p.shape)}: use the file of this model"
             )
-        return nothing(p)
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        return sharded.part(self._find(original(p)), p)
-
-    def _find(self, p: Tensor) -> Tensor:
-        if p not in self._names:
-            self._names = {q: self.rename(n) for n, q in self.model.named_parameters()}
-        if p not in self._names:
-            raise ValueError(
-                f"a parameter of shape {times(p.shape)} is not in the anchor's model: pass the "
-                "model whose parameters the optimizer has"
-            )
-        if self._names[p] not in self.tensors:
-            raise ValueError(unknown("tensor in the anchor file", self._names[p], self.tensors))
-        return self.tensors[self._names[p]]
+        p = original(p)
+        return sharded.part(self.entry(p), p)
 
 
 def open_safetensors(path: str | Path) -> dict[str, Tensor]:
@@ -80,48 +121,3 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
                 f"{file} is damaged or is not a safetensors file ({e}): copy it again"
             ) from None
     return {name: t for name, t in found.items() if t.is_floating_point()}
-
-
-CHECKED = 1 << 18
-"""Elements of each parameter that are compared with their seed."""
-
-
-@dataclass(frozen=True)
-class Regenerated(Elsewhere):
-    """z0 made again from its seed at each step.
-
-    The first elements are compared once. Otherwise a parameter that was changed after seeding
-    would be pulled to the wrong place without a sign of it.
-    """
-
-    seeds: Seeds
-
-    def capture(self, p: Tensor, first: bool) -> Tensor:
-        p = original(p)
-        spec = self._spec(p)
-        if first and not p.is_meta and not _starts_at(p, spec):
-            raise ValueError(
-                f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
-                "loaded, resized or changed after seeded_(); seed it again, or use another anchor"
-            )
-        return nothing(p)
-
-    def source(self, p: Tensor, kept: Tensor) -> Source:
-        p = original(p)
-        return Seeded(self._spec(p), p)
-
-    def _spec(self, p: Tensor) -> Spec:
-        spec = self.seeds.of(p)
-        if spec is None:
-            raise ValueError(
-                f"a parameter of shape {times(p.shape)} was not filled by sodaopt.init.seeded_"
-            )
-        return spec
-
-
-def _starts_at(p: Tensor, spec: Spec) -> bool:
-    """Whether the first elements of this rank's shard are those of the spec."""
-    if spec.shape != tuple(p.shape):
-        return False
-    shard = sharded.local(p.detach()).reshape(-1)[:CHECKED]
-    return torch.equal(shard, value(Seeded(spec, p), shard))

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from sodaopt._errors import times
 from sodaopt.anchors.distributions import KINDS, Init, Seeded, Spec
-from sodaopt.anchors.pull import pull_
+from sodaopt.anchors.elsewhere import Elsewhere, original
+from sodaopt.anchors.pull import Source, pull_, value
 from sodaopt.parallel import sharded
 
 __all__ = [
@@ -80,22 +81,31 @@ def default(module: nn.Module) -> Rules | None:
     return None
 
 
-class Seeds:
-    """The specs of a model's parameters. Pass it as an anchor."""
+CHECKED = 1 << 18
+"""Elements of each parameter that are compared with their seed."""
 
-    def __init__(self, model: nn.Module, specs: dict[str, Spec]) -> None:
-        self.specs, self.model = specs, model
-        self._known: dict[Tensor, Spec] = {}  # by object: an id may belong to another one by now
 
-    def of(self, p: Tensor) -> Spec | None:
-        """The spec of a parameter, also after a framework has replaced the parameters."""
-        if p not in self._known:
-            named = self.model.named_parameters()
-            self._known = {q: self.specs[n] for n, q in named if n in self.specs}
-        return self._known.get(p)
+class Seeds(Elsewhere):
+    """The specs of a model's parameters, as an anchor: z0 is made again at each step."""
 
-    def __getstate__(self) -> dict[str, object]:
-        return {"specs": self.specs, "model": self.model, "_known": {}}
+    def check_weights(self, p: Tensor, first: bool) -> None:
+        """Compare the first elements once.
+
+        Otherwise a parameter that was changed after seeding would be pulled to the wrong place
+        without a sign of it.
+        """
+        spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
+        if first and not (
+            spec.shape == tuple(p.shape) and torch.equal(shard, value(Seeded(spec, p), shard))
+        ):
+            raise ValueError(
+                f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
+                "loaded, resized or changed after seeded_(); seed it again, or use another anchor"
+            )
+
+    def source(self, p: Tensor, kept: Tensor) -> Source:
+        p = original(p)
+        return Seeded(self.entry(p), p)
 
 
 @torch.no_grad()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -61,16 +59,6 @@ class Anchor:
         """
         return kept
 
-    @property
-    def rounds_weights(self) -> bool:
-        """Whether the first step rounds the weights to bf16."""
-        return False
-
-
-def original(p: Tensor) -> Tensor:
-    """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
-    return getattr(p, "fp32_copy_of", p)
-
 
 @dataclass(frozen=True)
 class Clone(Anchor):
@@ -96,14 +84,10 @@ class Rounded(Clone):
                 p.copy_(z0)
         return z0
 
-    @property
-    def rounds_weights(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class Host(Anchor):
-    """A copy in pinned memory of the host, copied to the device one bucket ahead of its use."""
+    """A copy in pinned memory of the host, copied to the device a slice at a time."""
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         return self.restore(p, p)
@@ -127,18 +111,16 @@ class Constant(Anchor):
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
-        value = constant_of(p if p.is_meta else kept)
-        return kept if value is None else _on_host(value.to(kept.dtype))
+        number = constant_of(kept)
+        return kept if number is None else number
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        if kept.dim() == p.dim():
-            return self.other.source(p, kept)
-        return 0.0 if kept.is_meta else float(kept)
+        return self.other.source(p, kept) if kept.dim() == p.dim() else float(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         self.check(kept, p)
-        value = kept if kept.dim() < p.dim() else constant_of(kept)
-        return self.other.restore(kept, p) if value is None else _on_host(value.clone())
+        number = kept.detach().to("cpu", copy=True) if kept.dim() < p.dim() else constant_of(kept)
+        return self.other.restore(kept, p) if number is None else number
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.dim() == p.dim():
@@ -146,55 +128,13 @@ class Constant(Anchor):
         shard = sharded.local(p)
         return sharded.like(kept.to(shard.device).expand(shard.shape).contiguous(), p)
 
-    @property
-    def rounds_weights(self) -> bool:
-        return self.other.rounds_weights
-
-
-def _on_host(t: Tensor) -> Tensor:
-    return t if t.is_meta else t.cpu()
-
 
 def constant_of(p: Tensor) -> Tensor | None:
-    """Return the one value of all elements of this rank's shard of p, or None if they differ."""
-    if p.dim() == 0 or p.numel() <= 1:
+    """Return the one value of all elements of this rank's shard of p, or None if they differ.
+
+    The values of a meta tensor are unknown, and count as different.
+    """
+    if p.dim() == 0 or p.numel() <= 1 or p.is_meta:
         return None
-    if p.is_meta:  # it has no values
-        known = original(p) in _CONSTANT
-        return torch.empty((), dtype=p.dtype, device="meta") if known else None
-    return sharded.constant(p)
-
-
-_CONSTANT: set[Tensor] = set()
-
-
-@contextmanager
-def known_constants(params: set[Tensor]) -> Iterator[None]:
-    """Treat these meta parameters as constant. Predictions of memory need it."""
-    _CONSTANT.update(params)
-    try:
-        yield
-    finally:
-        _CONSTANT.difference_update(params)
-
-
-def nothing(p: Tensor) -> Tensor:
-    """The state of a z0 that is stored elsewhere: it marks that the parameter has been seen."""
-    return torch.empty(0, dtype=torch.float32, device=p.device)
-
-
-class Elsewhere(Anchor):
-    """An anchor that keeps no copy of the weights."""
-
-    writable: ClassVar[bool] = False
-
-    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        if kept.numel() and p.numel():
-            raise ValueError(
-                f"the state to load brings its own z0, and {type(self).__name__} has another: use "
-                "the anchor it was saved with, such as anchor='clone'"
-            )
-        return nothing(p)
-
-    def source(self, p: Tensor, kept: Tensor) -> Any:
-        raise NotImplementedError
+    number = sharded.constant(p)
+    return None if number is None else number.cpu()

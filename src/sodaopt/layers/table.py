@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from sodaopt._errors import times
@@ -31,16 +31,22 @@ def geometry_label(g: Geometry) -> str:
 def render(title: str, rows: Sequence[Any], notes: Sequence[str], full: bool) -> str:
     """Return the plan as text, with repeated layers on one line unless `full`."""
     lines = [_line(same) for same in ([[row] for row in rows] if full else _repeated(rows))]
-    widths = [max(len(line[j]) for line in (COLUMNS, *lines)) for j in range(len(COLUMNS))]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    body = [_aligned(line, widths) for line in (COLUMNS, *lines)]
-    return "\n".join([title, body[0], rule, *body[1:], rule, _total(rows), *notes])
+    head, *body = aligned([COLUMNS, *lines], RIGHT)
+    rule = "-" * max(map(len, (head, *body)))
+    return "\n".join([title, head, rule, *body, rule, _total(rows), *notes])
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    cells = zip(line, widths, strict=True)
-    text = (c.rjust(w) if j in RIGHT else c.ljust(w) for j, (c, w) in enumerate(cells))
-    return "  ".join(text).rstrip()
+def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return the lines of a table as text.
+
+    right: the columns that are aligned right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def cell(j: int, text: str) -> str:
+        return text.rjust(widths[j]) if j in right else text.ljust(widths[j])
+
+    return ["  ".join(cell(j, text) for j, text in enumerate(line)).rstrip() for line in lines]
 
 
 def _line(rows: Sequence[Any]) -> tuple[str, ...]:

@@ -163,8 +163,7 @@ class SODAWrapper(Wrapper):
             wanted = [p for p in new if kept.get(p) is None or not dry]
             captured = {p: self.anchor.capture(p, not dry) for p in wanted}
             step.finish.append(partial(self._keep_z0, step, captured, dry))
-            if self.anchor.rounds_weights:
-                step.read()  # the points were made before the anchor rounded the parameters
+            step.read()  # an anchor may have rounded the parameters
             kept = {p: t for p, t in kept.items() if p not in captured}
             kept |= captured if self.anchor.differs and not dry else {}
         return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
