@@ -34,8 +34,9 @@ from sodaopt.lab.data import build, corpus, open_data, texts, tokenizer
 from sodaopt.lab.data.shards import write_shard
 from sodaopt.lab.environment import environment, peak
 from sodaopt.lab.execution import Execution
-from sodaopt.lab.job import Job, preset, resolve
+from sodaopt.lab.job import Job, resolve
 from sodaopt.lab.model import GPT
+from sodaopt.lab.presets import preset
 from sodaopt.lab.progress import Lines
 from sodaopt.lab.training import Training
 

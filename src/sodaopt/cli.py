@@ -37,6 +37,7 @@ COMMANDS = {
     ),
     "report": Command("sodaopt.lab.report.command", "Report", "write a report page about runs"),
     "sample": Command("sodaopt.lab.commands", "Sample", "generate text with a trained model"),
+    "track3": Command("sodaopt.lab.track3", "Track3", "judge runs by the rules of track 3"),
     "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or inspect data"),
     "bench": Command("sodaopt.lab.bench", "Bench", "measure one step of optimizers"),
     "theory": Command("sodaopt.theory.command", "Theory", "check and plot the convex theory"),

@@ -13,8 +13,9 @@ import pytest
 from benchmarks import training
 from benchmarks.pages import filled
 from sodaopt.cli import main
-from sodaopt.lab.job import PRESETS, Job, resolve
+from sodaopt.lab.job import Job, resolve
 from sodaopt.lab.optimizers import BASES
+from sodaopt.lab.presets import PRESETS
 from tests.support.lab_jobs import embedded, working
 from tools import results_doc
 
@@ -64,7 +65,7 @@ def test_every_claim_has_a_verdict() -> None:
         assert results_doc.verdict(d) in ("**holds**", "does not hold", "undecided")
 
 
-@pytest.mark.parametrize("name", ["nano", "small", "proxy"])
+@pytest.mark.parametrize("name", ["nano", "small", "proxy", "track3"])
 def test_the_presets_of_the_page(name: str) -> None:
     p = PRESETS[name]
     row = f"| {name} | {p.width} | {p.depth} | {p.context} | {p.batch} |"

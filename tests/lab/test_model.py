@@ -3,7 +3,7 @@ with the first, and the recurrences of every optimizer written out layer by laye
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -12,25 +12,26 @@ import torch
 from torch import Tensor
 
 from sodaopt.lab import model as module
-from sodaopt.lab.job import PRESETS, Job, resolve
-from sodaopt.lab.model import GPT, Shape
+from sodaopt.lab.job import Job, resolve
+from sodaopt.lab.model import GPT, PAPER, Design, Shape
 from sodaopt.lab.optimizers import averaged, build, parse
+from sodaopt.lab.presets import PRESETS, TRACK3_DESIGN
 
 SMALL = Shape(vocab=128, width=32, depth=2, head_dim=8, context=16)
 Weights = dict[str, Tensor]
 
 
-def started(shape: Shape, seed: int = 0, dtype: torch.dtype = torch.float32) -> GPT:
+def started(shape: Shape, seed: int = 0, dtype: torch.dtype | None = None) -> GPT:
     torch.manual_seed(seed)
     return GPT(shape).to(dtype)
 
 
-def scrambled(shape: Shape, dtype: torch.dtype = torch.float32) -> GPT:
+def scrambled(shape: Shape, dtype: torch.dtype | None = None) -> GPT:
     """No matrix is zero any more, and norms are not those of the start."""
     gpt = started(shape, 0, dtype)
     with torch.no_grad():
         for j, p in enumerate(gpt.parameters()):
-            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(j)).to(dtype)
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(j)).to(p)
     return gpt
 
 
@@ -41,9 +42,11 @@ def batch(shape: Shape, seed: int = 0, rows: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def weights(gpt: GPT) -> Weights:
-    return {n: p.detach().clone() for n, p in gpt.named_parameters() if n != "embed.weight"} | {
-        "head.weight": gpt.head.weight.detach().clone()
-    }
+    """The parameters by name. A tied matrix has the name of the head."""
+    named = dict(gpt.named_parameters(remove_duplicate=False))
+    if gpt.shape.design.tied:
+        del named["embed.weight"]
+    return {n: p.detach().clone() for n, p in named.items()}
 
 
 # -- the forward pass, written differently --------------------------------------------------------
@@ -54,41 +57,57 @@ def plain_norm(x: Tensor) -> Tensor:
     return x / ((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
 
 
-def turned(x: Tensor) -> Tensor:
+def turned(x: Tensor, half: bool) -> Tensor:
     """(..., positions, dim): the pair (i, i + dim/2) as a complex number, times e^(-i angle)."""
     positions, dim = x.shape[-2:]
     z = torch.complex(x[..., : dim // 2], x[..., dim // 2 :])
-    rate = torch.tensor([10_000 ** (-2 * j / dim) for j in range(dim // 2)], dtype=x.dtype)
+    pairs, still = range(dim // 2), dim // 4
+    rates = [10_000 ** (-2 * j / dim) for j in pairs]
+    if half:
+        rates = [1024 ** (-j / (still - 1)) if j < still else 0.0 for j in pairs]
+    rate = torch.tensor(rates, dtype=x.dtype)
     angle = torch.arange(positions, dtype=x.dtype)[:, None] * rate
     z = z * torch.exp(torch.complex(torch.zeros_like(angle), -angle))
     return torch.cat((z.real, z.imag), -1)
 
 
-def attended(w: Weights, at: str, x: Tensor, heads: int) -> Tensor:
-    def split(name: str) -> Tensor:
-        y = torch.einsum("btd,ed->bte", x, w[f"{at}.{name}.weight"])
-        return torch.stack(y.chunk(heads, -1), 1)
+def affine(w: Weights, at: str, x: Tensor) -> Tensor:
+    return torch.einsum("...d,ed->...e", x, w[f"{at}.weight"]) + w.get(f"{at}.bias", 0)
 
-    q, k, v = turned(plain_norm(split("q"))), turned(plain_norm(split("k"))), split("v")
-    scores = torch.einsum("bhtd,bhsd->bhts", q, k) / math.sqrt(q.shape[-1])
+
+def gained(w: Weights, at: str, x: Tensor) -> Tensor:
+    return plain_norm(x) * w.get(f"{at}.gains", 1)
+
+
+def attended(w: Weights, at: str, x: Tensor, shape: Shape) -> Tensor:
+    def split(name: str) -> Tensor:
+        return torch.stack(affine(w, f"{at}.{name}", x).chunk(shape.width // shape.head_dim, -1), 1)
+
+    half, scale = shape.design.half_rotary, shape.design.attention_scale
+    q, k = (turned(plain_norm(split(name)), half) for name in "qk")
+    scores = torch.einsum("bhtd,bhsd->bhts", q, k) * (scale or 1 / math.sqrt(q.shape[-1]))
     t = x.shape[1]
     future = torch.arange(t)[:, None] < torch.arange(t)
     p = torch.exp(scores - scores.amax(-1, keepdim=True)) * (~future)
     p = p / p.sum(-1, keepdim=True)
-    y = torch.cat(tuple(torch.einsum("bhts,bhsd->bhtd", p, v).unbind(1)), -1)
-    return y @ w[f"{at}.proj.weight"].T
+    y = torch.cat(tuple(torch.einsum("bhts,bhsd->bhtd", p, split("v")).unbind(1)), -1)
+    return affine(w, f"{at}.proj", y)
 
 
 def plain_logits(w: Weights, shape: Shape, ids: Tensor) -> Tensor:
-    x = w["head.weight"][ids]
+    x = w["head.weight" if shape.design.tied else "embed.weight"][ids]
+    x = x.to(w["head.weight"].dtype)
+    if shape.design.embedding_norm:
+        x = gained(w, "norm1", x)
     for j in range(shape.depth):
         block = f"blocks.{j}"
-        y = plain_norm(x)
-        x = x + attended(w, f"{block}.attention", y, shape.width // shape.head_dim)
-        h = plain_norm(x) @ w[f"{block}.mlp.fc.weight"].T
+        x = x + attended(w, f"{block}.attention", gained(w, f"{block}.norm1", x), shape)
+        h = affine(w, f"{block}.mlp.fc", gained(w, f"{block}.norm2", x))
         h = shape.activation * torch.where(h > 0, h * h, torch.zeros_like(h))
-        x = x + h @ w[f"{block}.mlp.proj.weight"].T
-    return plain_norm(x) @ w["head.weight"].T
+        x = x + affine(w, f"{block}.mlp.proj", h)
+    logits = affine(w, "head", gained(w, "norm2", x))
+    c = shape.design.softcap
+    return c * logits / (logits * logits + c * c).sqrt() if c else logits
 
 
 def plain_loss(w: Weights, shape: Shape, ids: Tensor, targets: Tensor) -> Tensor:
@@ -98,19 +117,68 @@ def plain_loss(w: Weights, shape: Shape, ids: Tensor, targets: Tensor) -> Tensor
     return (top + (logits - top[..., None]).exp().sum(-1).log() - chosen).mean()
 
 
+def precise_angles(gpt: GPT) -> None:
+    """The model keeps its table of angles in fp32."""
+    shape, half = gpt.shape, gpt.shape.head_dim // 2
+    positions = torch.arange(shape.context).double()
+    rates = [10_000 ** (-j / half) for j in range(half)]
+    if shape.design.half_rotary:
+        rates = [1024 ** (-j / (half // 2 - 1)) for j in range(half // 2)] + [0.0] * (half // 2)
+    angles = torch.stack([positions * rate for rate in rates], 1)
+    gpt.cos, gpt.sin = angles.cos(), angles.sin()
+
+
+CHANGED = {f.name: getattr(TRACK3_DESIGN, f.name) for f in fields(Design)}
+BASIS = {"bf16_embedding": replace(PAPER, tied=False)}
+DESIGNS = {n: replace(BASIS.get(n, PAPER), **{n: value}) for n, value in CHANGED.items()}
+DESIGNS |= {"paper": PAPER, "track3": TRACK3_DESIGN}
+
+
+@pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 @pytest.mark.parametrize("activation", [1.0, 2.0])
-@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_forward(activation: float, dtype: torch.dtype, close: float) -> None:
-    shape = replace(SMALL, activation=activation)
+@pytest.mark.parametrize(("dtype", "close"), [(None, 1e-5), (torch.float64, 1e-10)])
+def test_forward(
+    activation: float, dtype: torch.dtype | None, close: float, design: Design
+) -> None:
+    shape = replace(SMALL, activation=activation, design=design)
     gpt = scrambled(shape, dtype)
-    if dtype == torch.float64:  # the table of angles is kept in fp32
-        half, positions = shape.head_dim // 2, torch.arange(shape.context).double()
-        angles = torch.stack([positions * 10_000 ** (-j / half) for j in range(half)], 1)
-        gpt.cos, gpt.sin = angles.cos(), angles.sin()
+    if dtype == torch.float64:
+        precise_angles(gpt)
     x, y = batch(shape)
     w = weights(gpt)
     torch.testing.assert_close(gpt(x, y), plain_loss(w, shape, x, y), rtol=close, atol=close)
     torch.testing.assert_close(gpt(x), plain_logits(w, shape, x)[:, -1], rtol=close, atol=close)
+
+
+def test_every_option_of_the_design_changes_the_model() -> None:
+    """Each option changes the loss of the start, the loss with other weights, or the parameters."""
+    x, y = batch(SMALL)
+
+    def seen(design: Design) -> tuple[Any, ...]:
+        shape = replace(SMALL, design=design)
+        started_gpt, gpt = started(shape), scrambled(shape)
+        names = [(n, p.shape, p.dtype) for n, p in gpt.named_parameters()]
+        return names, gpt(x, y).item(), started_gpt.blocks[0].attention.q.weight.std().item()
+
+    same = [n for n in CHANGED if seen(DESIGNS[n]) == seen(BASIS.get(n, PAPER))]
+    assert same == []
+    with pytest.raises(ValueError, match="use tied=False"):
+        Design(bf16_embedding=True)
+
+
+def test_the_start_of_track3() -> None:
+    gpt = started(Shape(512, 256, 1, 64, 16, design=TRACK3_DESIGN))
+    assert gpt.embed.weight.dtype == torch.bfloat16
+    w = weights(gpt)
+    zero = {name for name in w if "proj" in name or "bias" in name or "head" in name}
+    assert all(not w[name].any() for name in zero)
+    assert all((w[name] == 1).all() for name in w if name.endswith("gains"))
+    spread = {n: float(p.float().std()) for n, p in w.items() if n not in zero and p.ndim == 2}
+    assert spread.pop("embed.weight") == pytest.approx(1, rel=0.02)
+    assert sorted(spread) == [f"blocks.0.{n}.weight" for n in
+                              ("attention.k", "attention.q", "attention.v", "mlp.fc")]  # fmt: skip
+    assert all(s == pytest.approx((0.33 / 256) ** 0.5, rel=0.02) for s in spread.values())
+    assert float(w["blocks.0.mlp.fc.weight"].abs().max()) > 3 * (0.33 / 256) ** 0.5, "not uniform"
 
 
 def test_no_position_sees_the_next() -> None:
@@ -122,9 +190,10 @@ def test_no_position_sees_the_next() -> None:
 
 
 @pytest.mark.parametrize("logits", [1, 3 * 128, 10 * 128, 10**9])
-def test_loss_in_pieces(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("design", [PAPER, TRACK3_DESIGN], ids=["paper", "track3"])
+def test_loss_in_pieces(logits: int, design: Design, monkeypatch: pytest.MonkeyPatch) -> None:
     """48 positions, in pieces that need not divide them."""
-    gpt, (x, y) = scrambled(SMALL), batch(SMALL)
+    gpt, (x, y) = scrambled(replace(SMALL, design=design), torch.float32), batch(SMALL)
     whole = gpt(x, y)
     whole.backward()
     grads = [p.grad.clone() for p in gpt.parameters()]
@@ -140,11 +209,12 @@ def test_loss_in_pieces(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gradients_in_pieces_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    h, w = torch.randn(7, 4).double(), torch.randn(5, 4).double()
+    h, w, bias = (torch.randn(size).double().requires_grad_() for size in ((7, 4), (5, 4), (5,)))
     y = torch.tensor([0, 1, 2, 3, 4, 0, 1])
     monkeypatch.setattr(module, "LOGITS", 10)
-    h.requires_grad_(), w.requires_grad_()
     assert torch.autograd.gradcheck(lambda h, w: module.cross_entropy(h, w, y), (h, w))
+    capped = partial(module.cross_entropy, softcap=1.5)
+    assert torch.autograd.gradcheck(lambda h, w, b: capped(h, w, y, b), (h, w, bias))
 
 
 # -- sizes and the start --------------------------------------------------------------------------
@@ -160,6 +230,7 @@ COUNTS = {
     "gpt-420m": 50304 * 1536 + 12 * 28_311_552,
     "gpt-700m": 50304 * 2048 + 12 * 50_331_648,
     "gpt-1b": 50304 * 2560 + 12 * 78_643_200,
+    "track3": 2 * 50304 * 768 + 50304 + 12 * (7_077_888 + 9 * 768) + 26 * 768,
 }
 LABELS = {"64m": 64e6, "124m": 124e6, "200m": 200e6, "300m": 300e6, "420m": 420e6, "700m": 700e6,
           "1b": 1e9}  # fmt: skip
@@ -341,17 +412,18 @@ def test_no_optimizer(text: str) -> None:
 
 
 NANO = Shape(1024, 64, 4, 32, 128)
-LR = {"nano": {"adamw": -7, "muon": -9, "scion": -12, "soda_dagger": -11}}
-
-
 KNOWN = {"adamw": -9, "muon": -11, "scion": -12, "soda_dagger": -12}
+LR = {
+    "nano": {"adamw": -7, "muon": -9, "scion": -12, "soda_dagger": -11},
+    "track3": KNOWN | {"muon": math.log2(0.025)},
+}
 
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize("at", PRESETS)
 def test_learning_rates_of_presets(at: str, name: str) -> None:
     settings = resolve(Job(preset=at, optimizer=name), 1024).settings
-    assert settings.lr == 2.0 ** LR.get(at, KNOWN)[name]
+    assert settings.lr == pytest.approx(2.0 ** LR.get(at, KNOWN)[name])
 
 
 @pytest.mark.slow
@@ -404,3 +476,80 @@ def ten_steps(job: Job, shape: Shape, lr: float, warmup: int | None = None, rows
     with averaged(opt), torch.no_grad():
         expected = plain_loss(outputs, shape, x, y).item()
         assert gpt(x, y).item() == pytest.approx(expected, rel=1e-4)
+
+
+# -- track 3 --------------------------------------------------------------------------------------
+
+
+def quintic(G: Tensor) -> Tensor:
+    X = G.T if G.shape[0] > G.shape[1] else G
+    X = X / (X.norm() + 1e-7)
+    for _ in range(12):
+        A = X @ X.T
+        X = 2 * X - 1.5 * A @ X + 0.5 * A @ A @ X
+    return X.T if G.shape[0] > G.shape[1] else X
+
+
+def groups(w: Weights, hidden: list[str]) -> list[dict[str, Any]]:
+    vectors = [name for name in w if w[name].ndim < 2]
+    assert {"embed.weight", "head.weight", *vectors, *hidden} == set(w)
+    lrs = {"embed.weight": 0.7, "head.weight": 0.004} | dict.fromkeys(vectors, 0.015)
+    return [{"params": [w[name]], "lr": lr} for name, lr in lrs.items()]
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "soda(muon)"])
+def test_ten_steps_of_track3(optimizer: str) -> None:
+    """The script's optimizers written out: torch's AdamW, and Muon, on the sum of the losses."""
+    shape = replace(SMALL, design=replace(TRACK3_DESIGN, bf16_embedding=False))
+    job = Job(preset="track3", optimizer=optimizer, steps=STEPS)
+    resolved = resolve(job, shape.vocab)
+    assert (resolved.warmup, resolved.warmdown) == (0, 14)
+    gpt = started(shape)
+    opt = build(resolved.name, gpt, resolved.settings)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, resolved.lr_factor)
+    w = {n: p.requires_grad_() for n, p in weights(gpt).items()}
+    hidden = [n for n in w if n.startswith("blocks") and w[n].ndim == 2]
+    theirs = torch.optim.AdamW(groups(w, hidden), betas=(0.8, 0.95), eps=1e-10, weight_decay=0.001)
+    z0, momentum = {n: w[n].detach().clone() for n in hidden}, {n: 0 * w[n] for n in hidden}
+    tokens = 512 * 1024
+    for k in range(10):
+        x, y = batch(shape, k)
+        loss, expected = gpt(x, y), plain_loss(w, shape, x, y)
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-4), k
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        schedule.step()
+        theirs.zero_grad()
+        (tokens * expected).backward()
+        eta = min(1, (1 - k / STEPS) / 0.7)
+        rates = [group["lr"] for group in theirs.param_groups]
+        for group in theirs.param_groups:
+            group["lr"] *= eta
+        theirs.step()
+        for group, lr in zip(theirs.param_groups, rates, strict=True):
+            group["lr"] = lr
+        for n in hidden:
+            with torch.no_grad():
+                g = w[n].grad
+                momentum[n] = 0.95 * momentum[n] + 0.05 * g
+                u = quintic(0.05 * g + 0.95 * momentum[n])
+                u = -0.025 * eta * u * math.sqrt(max(1, g.shape[0] / g.shape[1]))
+                pull = 1 / (k + 2) * (z0[n] - w[n])
+                decay = -0.025 * eta * 0.05 * w[n]
+                w[n] += u + (pull if optimizer == "soda(muon)" else decay)
+                w[n].grad = None
+
+
+def test_the_schedule_of_track3() -> None:
+    run = resolve(Job(preset="track3", optimizer="muon"), 50257)
+    assert (run.steps, run.tokens_per_step, run.shape.vocab) == (3250, 2**19, 50304)
+    assert (run.settings.lr, run.settings.wd) == (0.025, 0.05)
+    for k in (0, 974, 975, 976, 3249):
+        expected = 1.0 if k / 3250 < 0.3 else (1 - k / 3250) / 0.7
+        assert run.lr_factor(k) == pytest.approx(expected, rel=1e-12)
+    late = [k for k in range(3250) if run.validates(k)]
+    assert late == [*range(0, 2925, 125), *range(2925, 3250, 25)]
+    assert run.eval_tokens == 20 * 2**19
+    assert resolve(Job(preset="track3", optimizer="soda(muon)"), 50257).settings.wd == 0
+    assert not resolve(Job(preset="track3", eval_every=100), 50257).validates(3025)

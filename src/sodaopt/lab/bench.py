@@ -27,9 +27,9 @@ from sodaopt._errors import unknown
 from sodaopt.core.method import ROWS
 
 from .environment import environment
-from .job import PRESETS
 from .model import GPT, Shape
 from .peers import PEERS, Build, adamw
+from .presets import PRESETS
 
 SHAPES = {"124m": Shape(), "0.9b": Shape(width=2048, depth=16)}
 DEFAULT = ("adamw", "soda(adam)", "wrapped adamw", "muon", "scion", "soda_dagger")

@@ -20,9 +20,10 @@ from .data.corpus import EMBEDDED, EMBEDDED_VOCAB
 from .data.shards import DataError
 from .environment import device_name, peak
 from .execution import Execution
-from .job import Job, ResolvedJob, preset, resolve
+from .job import Job, ResolvedJob, resolve
 from .model import GPT
 from .optimizers import build, recipe
+from .presets import preset
 from .progress import short
 from .report.text import duration
 from .train import DATA
@@ -106,9 +107,11 @@ def _layers(resolved: ResolvedJob) -> str:
 def _schedule(resolved: ResolvedJob) -> str:
     up, down = resolved.warmup, resolved.warmdown
     rise = f"rises for {up} steps to" if up else "starts at"
+    more = resolved.eval_late != resolved.eval_every
+    late = f", and every {resolved.eval_late} in the last tenth" if more else ""
     return (
         f"schedule: lr {rise} {resolved.settings.lr:.4g}, and falls to zero over the last {down} "
-        f"of {resolved.steps} steps. Validation every {resolved.eval_every} steps"
+        f"of {resolved.steps} steps. Validation every {resolved.eval_every} steps{late}"
     )
 
 

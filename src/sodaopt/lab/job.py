@@ -10,84 +10,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sodaopt._errors import unknown
 
 from .model import Shape
 from .optimizers import Name, Settings, check, parse
+from .presets import Preset, preset
 
-WARMDOWN = 0.285
 TOKENS_PER_PARAMETER = 20
 """1x Chinchilla."""
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A model size, and the default settings of runs at this size."""
-
-    width: int
-    depth: int
-    head_dim: int
-    context: int
-    batch: int
-    """Sequences per step."""
-    horizon: float = 1.0
-    """Length of the run in units of Chinchilla."""
-    data: str = "embedded"
-    eval_every: int = 125
-    eval_tokens: int = 10 * 2**20
-    vocab: int | None = None
-    """Vocabulary that the preset is meant for. The data set decides the actual one."""
-    published: tuple[int, int] | None = None
-    """Steps and warmdown at 1x, if the paper gives them."""
-    lr: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of bases that differ from the paper's."""
-    threads: int | None = None
-    """CPU threads, if more of them make a run slower."""
-
-
-def _paper(width: int, **more: Any) -> Preset:
-    return Preset(width, 12, 128, 1024, 512, data="fineweb100B", vocab=50304, **more)
-
-
-NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
-"""The best powers of two of `sodaopt sweep NAME --over lr=...`. Scion has the paper's."""
-
-PRESETS = {
-    "nano": Preset(
-        64,
-        4,
-        32,
-        128,
-        8,
-        0.03,
-        eval_every=20,
-        eval_tokens=2**13,
-        vocab=1024,
-        lr=NANO_LR,
-        threads=1,
-    ),
-    "small": Preset(256, 6, 64, 256, 16, 0.02, eval_every=50, eval_tokens=2**15, vocab=1024),
-    "proxy": Preset(
-        256, 6, 128, 512, 128, data="proxy", eval_every=260, eval_tokens=14 * 2**16, vocab=8192
-    ),
-    "gpt-64m": _paper(512),
-    "gpt-124m": _paper(768, published=(5100, 1450)),
-    "gpt-200m": _paper(1024),
-    "gpt-300m": _paper(1280),
-    "gpt-420m": _paper(1536),
-    "gpt-700m": _paper(2048),
-    "gpt-1b": _paper(2560),
-}
-
-
-def preset(name: str) -> Preset:
-    if name not in PRESETS:
-        raise ValueError(unknown("preset", name, PRESETS))
-    return PRESETS[name]
 
 
 @dataclass(frozen=True)
@@ -97,13 +30,13 @@ class Common:
     None is the value of the preset or the optimizer."""
 
     preset: str = "nano"
-    """nano, small, proxy, gpt-64m, gpt-124m, gpt-200m, gpt-300m, gpt-420m, gpt-700m, gpt-1b"""
+    """nano, small, proxy, track3, or gpt- and 64m, 124m, 200m, 300m, 420m, 700m, 1b"""
     data: str | None = None
     """embedded, a name under runs/data, or a folder of token shards."""
     lr: float | None = None
     """Peak learning rate."""
-    wd: float = 0.0
-    """Weight decay of the hidden matrices, times lr as in torch."""
+    wd: float | None = None
+    """Weight decay of the hidden matrices, times lr as in torch. Default: 0, or the preset's."""
     horizon: str | None = None
     """Length of the run in units of Chinchilla (20 tokens a parameter), such as 1x."""
     steps: int | None = None
@@ -187,6 +120,8 @@ class ResolvedJob:
     warmup: int
     warmdown: int
     eval_every: int
+    eval_late: int
+    """Steps between validations in the last tenth of the run."""
     eval_tokens: int
 
     @property
@@ -210,13 +145,19 @@ class ResolvedJob:
         fall = min(1.0, (self.steps - k) / self.warmdown) if self.warmdown else 1.0
         return max(0.0, rise * fall)
 
+    def validates(self, k: int) -> bool:
+        """Whether step k begins with a validation."""
+        late = k >= 0.9 * self.steps
+        return k % (self.eval_late if late else self.eval_every) == 0
+
     def lr(self, k: int) -> float:
         """Return the learning rate at step k."""
         return self.settings.lr * self.lr_factor(k)
 
     def record(self) -> dict[str, Any]:
         """Return all settings as a flat dict, for run files and tables."""
-        shape, settings = asdict(self.shape), asdict(self.settings)
+        shape = asdict(self.shape)
+        del shape["design"]  # the preset decides it
         # runs from before the setting have no decay in their record, and must keep their keys
         decay = {} if self.settings.decay == "uniform" else {"decay": self.settings.decay}
         return {
@@ -224,7 +165,7 @@ class ResolvedJob:
             "seed": self.job.seed, "lr": self.settings.lr, "wd": self.settings.wd,
             "steps": self.steps, "horizon": round(self.horizon, 4), "batch": self.batch,
             **shape, "warmup": self.warmup, "warmdown": self.warmdown,
-            **{k: settings[k] for k in ("alpha", "alpha_bar", "z0", "fade")},
+            **{k: getattr(self.settings, k) for k in ("alpha", "alpha_bar", "z0", "fade")},
             **decay,
             "eval_every": self.eval_every, "eval_tokens": self.eval_tokens,
         }  # fmt: skip
@@ -250,17 +191,23 @@ def resolve(job: Job, vocab: int) -> ResolvedJob:
         head_dim=_or(job.head_dim, p.head_dim),
         context=_or(job.context, p.context),
         activation=_or(job.activation, name.spec.activation),
+        design=p.design,
     )
     batch = _or(job.batch, p.batch)
     steps, warmdown = _length(job, p, shape, batch)
     warmup = round(_or(job.warmup, name.warmup) * steps)
     lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, name.spec.lr)))
+    wd = _or(job.wd, p.wd.get(name.base, 0.0) if name.decays else 0.0)
     settings = Settings(
-        lr, job.wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade, job.decay
-    )
+        lr, wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade, job.decay,
+        p.recipes.get(name.base),
+    )  # fmt: skip
     check(name, settings)
     every, tokens = _or(job.eval_every, p.eval_every), _or(job.eval_tokens, p.eval_tokens)
-    return ResolvedJob(job, name, shape, settings, batch, steps, warmup, warmdown, every, tokens)
+    late = every if job.eval_every else p.eval_late or every
+    return ResolvedJob(
+        job, name, shape, settings, batch, steps, warmup, warmdown, every, late, tokens
+    )
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -275,8 +222,9 @@ def _length(job: Job, p: Preset, shape: Shape, batch: int) -> tuple[int, int]:
         n, m = (round(horizon * v) for v in p.published)
     else:
         tokens = TOKENS_PER_PARAMETER * shape.parameters * horizon
-        n = job.steps or max(1, round(tokens / (batch * shape.context)))
-        m = round(WARMDOWN * n)
+        given = job.steps or (p.steps if job.horizon is None else None)
+        n = given or max(1, round(tokens / (batch * shape.context)))
+        m = round(p.warmdown * n)
     return n, m if job.warmdown is None else round(job.warmdown * n)
 
 

@@ -18,9 +18,10 @@ from .commands import INTERRUPTED
 from .data import open_data
 from .describe import outline, repeats, summary, without_data
 from .execution import Execution
-from .job import Common, Job, preset, resolve
+from .job import Common, Job, resolve
 from .labels import written
 from .optimizers import parse
+from .presets import preset
 from .report import Plan, comparison_table, write_report
 from .report.rows import rows
 from .sweep import Trial, grid, make_trials

@@ -23,7 +23,7 @@ from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.plan import param_groups, plan
-from sodaopt.layers.recipes import Rule, rule_of, rules, soda
+from sodaopt.layers.recipes import Recipe, Rule, rule_of, rules, soda
 from sodaopt.layers.roles import MATRICES, ROLES
 from sodaopt.schedules import first
 from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
@@ -128,6 +128,8 @@ class Settings:
     z0: str = "init"
     fade: tuple[float, float] | None = None
     decay: str = "uniform"
+    recipe: Recipe | None = None
+    """Rules of the layer plan instead of the base's."""
 
 
 DECAYS: dict[str, schedules.Coef] = {
@@ -207,7 +209,7 @@ def _pull(s: Settings) -> schedules.Coef:
 
 def recipe(name: Name, s: Settings) -> dict[str, Rule]:
     """Return the rules of the layer plan, without the pull of a wrapper."""
-    found = rules(name.spec.recipe)
+    found = rules(s.recipe or name.spec.recipe)
     if name.base in SPECTRAL:
         found = {role: _tuned(rule, name, s) for role, rule in found.items()}
     dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}

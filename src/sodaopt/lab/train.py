@@ -20,7 +20,8 @@ from . import checkpoint, records
 from .data import Dataset, Windows, open_data
 from .execution import Execution, World, join_world
 from .identity import Refused, check_run, identity
-from .job import Job, preset, resolve
+from .job import Job, resolve
+from .presets import preset
 from .progress import Progress, Silent
 from .records import Run
 from .reuse import reuse

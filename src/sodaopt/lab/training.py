@@ -27,6 +27,7 @@ from .identity import check_checkpoint, identity
 from .job import ResolvedJob
 from .model import GPT
 from .optimizers import averaged, build, state_bytes
+from .presets import preset
 from .progress import Progress
 from .records import DIVERGED, FINISHED, STOPPED
 from .runlog import RunLog
@@ -73,6 +74,7 @@ class Training:
         self.loader = Loader(
             data.train, resolved.batch, resolved.shape.context, seed=resolved.job.seed,
             rank=ranks.rank, world=ranks.size, device=device,
+            shuffled=preset(resolved.job.preset).shuffled,
         )  # fmt: skip
         self.log = RunLog(folder, resolved, device, ranks, self.watch, progress, execution.log)
         self.log_every = execution.log_every or (50 if device.type == "cuda" else 10)
@@ -115,7 +117,7 @@ class Training:
         """Train. Return the status of the run and its reason."""
         try:
             while self.step < self.resolved.steps:
-                if self.step % self.resolved.eval_every == 0:
+                if self.resolved.validates(self.step):
                     self._validate()
                 self._update()
                 check = self.step % self.log_every == 0

@@ -29,9 +29,12 @@ Stretch = tuple[int, Indices]  # index of a shard, and windows in it
 
 
 class Windows:
-    """The windows of some shards, numbered in the order of the files."""
+    """The windows of some shards, numbered in the order of the files.
 
-    def __init__(self, files: Sequence[Path], context: int) -> None:
+    multiple: the number of windows of each shard is a multiple of this
+    """
+
+    def __init__(self, files: Sequence[Path], context: int, multiple: int = 1) -> None:
         if context < 1:
             raise DataError(f"context must be at least 1, got {context}")
         if not files:
@@ -39,11 +42,13 @@ class Windows:
         self.files, self.context = list(files), context
         self.shards: list[Ids] = [open_shard(path) for path in files]
         # The last target of a window is the first token of the next window.
-        self.counts = np.array([(len(ids) - 1) // context for ids in self.shards], dtype=np.int64)
+        counts = [(len(ids) - 1) // context // multiple * multiple for ids in self.shards]
+        self.counts = np.array(counts, dtype=np.int64)
+        needed = "a window" if multiple == 1 else f"a batch of {multiple} windows"
         for path, ids, count in zip(files, self.shards, self.counts, strict=True):
             if count < 1:
                 raise DataError(
-                    f"{path} has {len(ids)} tokens, too few for a window of {context} and the "
+                    f"{path} has {len(ids)} tokens, too few for {needed} of {context} and the "
                     f"token after it: use a smaller context, or prepare more text"
                 )
         self.starts = np.concatenate([[0], np.cumsum(self.counts)])
@@ -120,6 +125,9 @@ class Loader:
 
     Every rank computes the same order and reads its share of the batch, so the batches do not
     depend on the number of ranks. A thread reads the next batch in the background.
+
+    shuffled: whether windows are in random order. Otherwise they are in the order of the files, and
+    no batch is from two files.
     """
 
     def __init__(
@@ -131,6 +139,7 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         device: torch.device | str = "cpu",
+        shuffled: bool = True,
     ) -> None:
         if sequences < 1 or sequences % world:
             raise DataError(
@@ -140,7 +149,8 @@ class Loader:
             raise DataError(f"rank must be in 0..{world - 1}, got {rank}")
         if not 0 <= seed < 1 << 64:
             raise DataError(f"seed must be in 0..2^64-1, got {seed}")
-        self.windows = Windows(files, context)
+        self.windows = Windows(files, context, 1 if shuffled else sequences)
+        self.shuffled = shuffled
         self.sequences, self.context, self.seed = sequences, context, seed
         self.rank, self.world, self.device = rank, world, torch.device(device)
         self.position = 0  # windows read so far, by all ranks together
@@ -197,8 +207,10 @@ class Loader:
         return buffer
 
     def _stretch(self, at: int, most: int) -> Stretch:
-        """Do the same as `Windows.stretch`, in shuffled order and over all epochs."""
+        """Do the same as `Windows.stretch`, over all epochs, and in shuffled order if asked to."""
         epoch, at = divmod(at, len(self.windows))
+        if not self.shuffled:
+            return self.windows.stretch(at, most)
         shards = self._order(len(self.windows.files), epoch, 0)
         ends = np.cumsum(self.windows.counts[shards])
         k = int(np.searchsorted(ends, at, side="right"))
