@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,10 +32,12 @@ from sodaopt.lab.many import Sweep, placed
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
 from sodaopt.lab.report import Plan
-from sodaopt.lab.reproduce import Work, listing
+from sodaopt.lab.reproduce import listing
 from sodaopt.lab.restore import restore
 from sodaopt.lab.results import best
-from sodaopt.lab.studies import DEFINITIONS, SCALES, STUDIES
+from sodaopt.lab.scales import SCALES
+from sodaopt.lab.studies import DEFINITIONS, STUDIES
+from sodaopt.lab.study_runs import Work
 from sodaopt.lab.sweep import Local, Trial, grid, make_trials, unfinished
 from tests.support.lab_jobs import (
     Command,
@@ -681,8 +684,8 @@ def test_listing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def work(study: str, scale: str, **changes: Any) -> Work:
-    return Work(STUDIES[study], replace(SCALES[scale], **changes), {}, OUT, Execution(), 1, 50304,
-                Console(quiet=True))  # fmt: skip
+    whole = Work(STUDIES[study], SCALES[scale], {}, OUT, Execution(), 1, 50304, Console(quiet=True))
+    return replace(whole, **changes)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -690,9 +693,9 @@ def work(study: str, scale: str, **changes: Any) -> Work:
 def test_every_cell_is_a_job(study: str, scale: str) -> None:
     it = STUDIES[study]
     found = work(study, scale)
-    jobs = found.jobs(dict(SCALES[scale].lr))
+    jobs = found.jobs({cell.base: SCALES[scale].rate(cell.base) for cell in it.cells})
     resolved: list[ResolvedJob] = [resolve(j, 50304) for j in jobs]
-    count = len(SCALES[scale].seeds) * len(it.rows(SCALES[scale])) * len(it.cells)
+    count = sum(row.seeds for row in it.planned(SCALES[scale])) * len(it.cells)
     assert len({p.key for p in resolved}) == len(resolved) == count
     columns = [cell.column for cell in it.cells]
     assert len(set(columns)) == len(columns)
@@ -705,7 +708,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
         assert len(found._grid(base, {})) == 3
     assert all(cell.follows in ("", *columns) for cell in it.cells)
     if scale == "paper":
-        choices = [c for cell in it.cells for c in cell.choices]
+        choices = [c for cell in it.cells for c in cell.choices(SCALES[scale])]
         rows = [row.settings for row in it.rows(SCALES[scale])]
         own = {settings["lr"] for settings in (*choices, *rows) if "lr" in settings}
         for p in resolved:
@@ -747,7 +750,7 @@ def test_tuning_holds_its_best_point_inside(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WDS = (0.5, 1.0, 2.0)
-TUNING_SEEDS = STUDIES["muon"].tuning_seeds
+TUNING_SEEDS = (100, 101)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -757,7 +760,8 @@ def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyP
     seen: list[Job] = []
     monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
     monkeypatch.setattr(Work, "_loss", lambda self, j: losses[j.wd][j.seed - TUNING_SEEDS[0]])
-    before = work("muon", "proxy", seeds=tuple(range(8)))
+    two = replace(SCALES["proxy"], tuning_seeds=TUNING_SEEDS)
+    before = replace(work("muon", "proxy", only=("1x",)), scale=two)
     tried, after = before.choose({"muon": 2**-10})
     assert [(j.seed, j.wd) for j in seen] == [(s, wd) for s in TUNING_SEEDS for wd in WDS]
     assert [t["settings"] for t in tried] == [{"wd": wd} for wd in WDS]
@@ -779,12 +783,52 @@ def test_others_use_the_learning_rate_that_the_reference_chose(
     monkeypatch.setattr(
         Work, "_loss", lambda self, j: 3 + abs(math.log2(j.lr) - lowest[j.wd]) + (j.wd != 0.25)
     )
-    _, after = work("adamw", "proxy", seeds=tuple(range(5))).choose({})
+    _, after = work("adamw", "proxy").choose({})
     assert len(seen) == len(set(seen)) == 16
     found = {c.column: (c.settings["lr"], c.settings.get("wd", 0.0)) for c in after.study.cells}
     assert found.pop("AdamW") == (2**-9, 0.0)
     assert found.pop("AdamW, best wd") == (2**-8, 0.25)
     assert set(found.values()) == {(2**-8, 0.0)}
+
+
+def test_rows_and_seeds_to_run() -> None:
+    """Each row has its own number of seeds. Given rows and seeds replace all of them."""
+
+    def counts(found: Work) -> dict[tuple[str | None, int], int]:
+        return Counter((j.horizon, j.seed) for j in found.jobs({}))
+
+    planned = {("1x", s): 5 for s in range(8)} | {("4x", s): 5 for s in range(3)}
+    assert counts(work("muon", "proxy")) == planned
+    assert counts(work("muon", "proxy", only=("4x",), seeds=(7,))) == {("4x", 7): 5}
+    with pytest.raises(ValueError, match="unknown row '3x'"):
+        work("muon", "proxy", only=("3x",)).jobs({})
+
+
+@pytest.mark.parametrize("study", ["sizes", "horizons", "muon"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_settings_are_chosen_at_the_standard_size_and_length(study: str, scale: str) -> None:
+    """So one choice serves all rows, and the studies share its runs."""
+    tried = work(study, scale).candidates({"muon": 2**-10})
+    keys = {resolve(j, 50304).key for j in tried}
+    assert keys == {resolve(j, 50304).key for j in work("muon", scale).candidates({"muon": 2**-10})}
+    at = SCALES[scale]
+    assert {(j.preset, j.horizon, j.width) for j in tried} == {(at.preset, at.horizons[0], None)}
+
+
+@pytest.mark.parametrize(
+    ("study", "bases"),
+    [("muon", ["muon"]), ("adamw", []), ("scion", ["scion", "uscion", "soda_dagger"]),
+     ("fig-anchor", ["soda_dagger"]), ("learning-rates", []), ("sizes", ["muon"])],
+)  # fmt: skip
+def test_learning_rates_are_tuned_for_cells_that_do_not_choose_one(
+    study: str, bases: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Job] = []
+    monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
+    monkeypatch.setattr(Work, "_loss", lambda self, j: abs(j.lr - SCALES["nano"].rate(j.optimizer)))
+    assert list(work(study, "nano").tune()) == bases
+    assert {j.optimizer for j in seen} == set(bases)
+    assert {j.seed for j in seen} <= set(SCALES["nano"].tuning_seeds)
 
 
 def test_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -824,7 +868,7 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
         assert cell["mean"] == pytest.approx(sum(cell["losses"]) / 2)
         assert cell["lr"] == it.lr
     muon, wrapped = numbers["cells"][0]["losses"], numbers["cells"][1]["losses"]
-    gap = numbers["differences"][0]
+    gap = results.differences(numbers["cells"], numbers["pairs"], numbers["primary"])[0]
     assert (gap["one"], gap["other"], gap["n"]) == ("SODA(Muon) hidden", "Muon", 2)
     assert gap["mean"] == pytest.approx(sum(wrapped) / 2 - sum(muon) / 2)
 
@@ -839,7 +883,7 @@ def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 0
     assert "Learning rates of the baselines" in capsys.readouterr().out
     numbers = results.read(OUT / "fig-anchor-proxy" / "results.json")
-    tried = {float(lr): loss for lr, loss in numbers["learning_rates"]["uscion"].items()}
+    tried = {float(lr): loss for lr, loss in numbers["learning_rates"]["soda_dagger"].items()}
     finite = {lr: loss for lr, loss in tried.items() if loss is not None}
     assert min(tried) < best(finite) < max(tried)
     assert [cell["lr"] for cell in numbers["cells"]] == [best(finite)] * 2
@@ -855,7 +899,7 @@ def test_reproduce_unfinished(
     def last_fails(todo: list[Trial], *args: Any) -> list[sweep.Outcome]:
         return [sweep.Outcome(todo[-1], None, error)]
 
-    monkeypatch.setattr("sodaopt.lab.reproduce.run_trials", last_fails)
+    monkeypatch.setattr("sodaopt.lab.study_runs.run_trials", last_fails)
     assert cli.main(["reproduce", "fig-anchor", "--data", "embedded"]) == code
     out = capsys.readouterr().out
     assert "1 of 3 runs are not done" in out
@@ -865,17 +909,16 @@ def test_reproduce_unfinished(
 
 def numbers(**more: Any) -> results.Numbers:
     cell = {"row": "1x", "column": "Muon", "optimizer": "muon", "lr": 2**-10, "steps": 5,
-            "epochs": 0.5, "losses": [3.0, 3.2], "mean": 3.1, "spread": 0.1414, "diverged": 0,
-            "tokens_per_second": [1e6, 1e6]}  # fmt: skip
+            "epochs": 0.5, "seeds": [0, 1], "losses": [3.0, 3.2], "mean": 3.1, "spread": 0.1414,
+            "diverged": 0, "tokens_per_second": [1e6, 1e6]}  # fmt: skip
     lost = cell | {"column": "SODA(Muon)", "losses": [None, None], "mean": None, "spread": None,
                    "diverged": 2, "tokens_per_second": [None, None]}  # fmt: skip
     return {
         "title": "A table", "command": "sodaopt reproduce it", "parameters": 6_800_000,
         "environment": {"device": "cpu", "torch": "2"}, "cells": [cell, lost],
         "data": {"name": "embedded", "train_tokens": 10**6, "vocab": 1024},
-        "published": {"1x": [3.28146, 3.26654]}, "differences": [
-            {"row": "1x", "one": "SODA(Muon)", "other": "Muon", "mean": -0.01, "spread": None,
-             "n": 1, "p": None, "primary": True}],
+        "published": {"1x": [3.28146, 3.26654]}, "pairs": [["SODA(Muon)", "Muon"]], "primary": 1,
+        "planned": {"1x": 3, "4x": 1}, "tuning_seeds": [100],
         "learning_rates": {"muon": {"0.25": None, "0.5": 3.0}, "scion": {"0.5": None}},
     } | more  # fmt: skip
 
@@ -888,6 +931,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
     for line in ("## A table", "| 1x | 3.1000 ± 0.1414 | diverged |",
                  "| *paper, 124M* | *3.28146* | *3.26654* |"):  # fmt: skip
         assert line in text
+    assert "1x: seeds 0 to 1 of 3 planned. 4x: not measured yet." in text
     assert "Differences" not in text, "a column with a diverged seed is not compared"
     cells = [numbers()["cells"][0] | {"column": c, "losses": x} for c, x in
              (("Muon", [3.0, 3.2]), ("SODA(Muon)", [2.99, 3.19]), ("S", [3.1, 3.31]))]  # fmt: skip

@@ -29,6 +29,8 @@ from sodaopt.schedules import first
 from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
 from sodaopt.wrappers.soda import SODAWrapper
 
+from .cautious import CautiousWrapper
+
 
 @dataclass(frozen=True)
 class Base:
@@ -53,16 +55,21 @@ BASES = {
     "lion": Base("lion", 2**-12, warmup=0.05, decays=True),
 }
 ALIASES = {"adam": "adamw", "sf": "schedule_free"}
-ANCHORED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
-"""The roles that each wrapper pulls."""
+INSIDE = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
+"""The roles that each pull acts on. These pulls can also be inside an average."""
+CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
+"""Experimental pulls, which are wrappers only."""
+ANCHORED = INSIDE | CAUTIOUS
 AVERAGED: dict[str, Callable[[Optimizer], Watched]] = {
     "schedule_free": ScheduleFree,
     "gpa": GPA,
     "lookahead": Lookahead,
     "snoo": SNOO,
 }
-_PULLED = (*BASES, *(f"{pull}({b})" for pull in ANCHORED for b in BASES if b != "soda_dagger"))
-NAMES = (*_PULLED, *(f"{average}({inner})" for average in AVERAGED for inner in _PULLED))
+_FREE = [base for base in BASES if base != "soda_dagger"]
+_PULLED = (*BASES, *(f"{pull}({base})" for pull in INSIDE for base in _FREE))
+_AVERAGES = [f"{average}({inner})" for average in AVERAGED for inner in _PULLED]
+NAMES = (*_PULLED, *(f"{pull}({base})" for pull in CAUTIOUS for base in _FREE), *_AVERAGES)
 
 
 class Name(NamedTuple):
@@ -95,7 +102,7 @@ class Name(NamedTuple):
     @property
     def decays(self) -> bool:
         """Whether it has a weight decay."""
-        return self.spec.decays and not self.anchored
+        return self.spec.decays and (not self.anchored or self.wrapper == "cautious_wd")
 
     def __str__(self) -> str:
         inner = f"{self.pull}({self.base})" if self.pull else self.base
@@ -135,6 +142,7 @@ class Settings:
 DECAYS: dict[str, schedules.Coef] = {
     "uniform": schedules.uniform,
     "coupled": schedules.coupled(schedules.uniform),
+    "squared": schedules.coupled(schedules.coupled(schedules.uniform)),
 }
 """Strengths of the wrapper's pull."""
 
@@ -188,7 +196,10 @@ def build(name: Name, model: nn.Module, s: Settings) -> Watched:
         return opt
     options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
     options["anchor"] = "auto" if s.z0 == "init" else Origin()
-    return SODAWrapper(opt, only=_pulled(model, ANCHORED[name.wrapper]), **options)
+    if name.wrapper == "cautious_wd":
+        options = {"decay": schedules.times(schedules.lr, s.wd), "anchor": Origin()}
+    kind = CautiousWrapper if name.wrapper in CAUTIOUS else SODAWrapper
+    return kind(opt, only=_pulled(model, ANCHORED[name.wrapper]), **options)
 
 
 def _pulled(model: nn.Module, roles: tuple[str, ...]) -> list[nn.Parameter]:
@@ -213,7 +224,8 @@ def recipe(name: Name, s: Settings) -> dict[str, Rule]:
     if name.base in SPECTRAL:
         found = {role: _tuned(rule, name, s) for role, rule in found.items()}
     dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
-    found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
+    if not name.anchored:  # an anchored optimizer's decay is its pull
+        found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
     return soda(found, ANCHORED[name.pull], _pull(s)) if name.pull else found
 
 

@@ -31,14 +31,11 @@ def page(studies: Sequence[Numbers], head: str) -> str:
 
 def markdown(numbers: Numbers) -> str:
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
-    if numbers["differences"]:
-        pairs = list(dict.fromkeys((d["one"], d["other"]) for d in numbers["differences"]))
-        named = [d for d in numbers["differences"][: len(pairs)] if d.get("primary")]
-        if found := differences(numbers["cells"], pairs, len(named)):
-            parts += [_tested(found), _differences(found)]
+    if found := differences(numbers["cells"], numbers["pairs"], numbers["primary"]):
+        parts += [_tested(found), _differences(found)]
     if numbers["learning_rates"]:
-        seed = numbers.get("tuning_seed", 0)
-        parts += [f"Learning rates of the baselines, seed {seed}:", _rates(numbers)]
+        parts += [f"Learning rates of the baselines, {_seeds(numbers['tuning_seeds'])}:"]
+        parts += [_rates(numbers)]
     if numbers.get("choices"):
         parts += ["Settings chosen by the mean loss over other seeds:", _choices(numbers)]
     parts += numbers.get("notes", [])
@@ -47,16 +44,34 @@ def markdown(numbers: Numbers) -> str:
 
 def _about(numbers: Numbers) -> str:
     e, data, cells = numbers["environment"], numbers["data"], numbers["cells"]
-    seeds = max(len(c["losses"]) for c in cells)
     epochs = max(c["epochs"] or 0 for c in cells)
     steps = sorted({c["steps"] for c in cells})
     return (
         f"`{numbers['command']}`: {numbers['parameters'] / 1e6:.3g}M parameters, "
-        f"{' and '.join(map(str, steps))} steps, {seeds} seed{'s' * (seeds > 1)}, data "
+        f"{' and '.join(map(str, steps))} steps, data "
         f"{data['name']} ({data['train_tokens'] / 1e6:.0f}M tokens, vocabulary {data['vocab']}; "
-        f"{epochs:.2f} epochs seen), {e['device']}, torch {e['torch']}. Validation loss, mean and "
-        "standard deviation over seeds:"
+        f"{epochs:.2f} epochs seen), {e['device']}, torch {e['torch']}. {_measured(numbers)} "
+        "Validation loss, mean and standard deviation over seeds:"
     )
+
+
+def _measured(numbers: Numbers) -> str:
+    """Say which seeds of each row are measured, and how many are planned."""
+    words = []
+    for row, planned in numbers["planned"].items():
+        cells = [cell["seeds"] for cell in numbers["cells"] if cell["row"] == row]
+        seeds = sorted({seed for found in cells for seed in found})
+        missing = "" if len(seeds) >= planned else f" of {planned} planned"
+        words.append(f"{row}: {_seeds(seeds)}{missing}" if seeds else f"{row}: not measured yet")
+    return ". ".join(words) + "."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    """'seed 3', 'seeds 0 to 4' or 'seeds 0, 2'."""
+    if len(seeds) < 2:
+        return f"seed {seeds[0]}"
+    whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+    return "seeds " + (f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds)))
 
 
 def _losses(numbers: Numbers) -> str:
@@ -65,8 +80,8 @@ def _losses(numbers: Numbers) -> str:
     lines = []
     for row in labels:
         at = {c["column"]: c for c in numbers["cells"] if c["row"] == row}
-        lines.append([row, *(_loss(at[column]) for column in columns)])
-        lines.append(["lr", *(shown(at[column]["lr"]) for column in columns)])
+        lines.append([row, *(_loss(at[c]) if c in at else "-" for c in columns)])
+        lines.append(["lr", *(shown(at[c]["lr"]) if c in at else "" for c in columns)])
         if row in numbers["published"] and len(numbers["published"][row]) == len(columns):
             lines.append(["*paper, 124M*", *(f"*{v:.5f}*" for v in numbers["published"][row])])
     return table(["", *columns], lines)
@@ -104,7 +119,8 @@ def _fits(cells: Sequence[Numbers]) -> dict[str, stats.Fit]:
     rows: dict[str, dict[Any, float]] = {}
     for cell in cells:
         if None not in cell["losses"]:
-            losses = {(cell["column"], seed): loss for seed, loss in enumerate(cell["losses"])}
+            known = zip(cell["seeds"], cell["losses"], strict=True)
+            losses = {(cell["column"], seed): loss for seed, loss in known}
             rows.setdefault(cell["row"], {}).update(losses)
     return {row: stats.fit(losses) for row, losses in rows.items()}
 
@@ -116,7 +132,7 @@ def _difference(row: str, one: str, other: str, fit: stats.Fit, primary: bool) -
     return {
         "row": row, "one": one, "other": other, "primary": primary, "mean": gap.mean,
         "low": gap.low, "high": gap.high, "p": gap.p if primary else None,
-        "sd": fit.sd, "freedom": fit.freedom, "n": len(fit.by_seed[0]),
+        "sd": fit.sd, "freedom": fit.freedom, "n": fit.shared(one, other),
     }  # fmt: skip
 
 

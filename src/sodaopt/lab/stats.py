@@ -55,11 +55,20 @@ class Fit:
     weights: np.ndarray
     by_seed: np.ndarray
     """Indicators of the seeds, one row for each loss."""
+    by_variant: np.ndarray
+    """Indicators of the variants, one row for each loss."""
     sd: float | None
     freedom: int
 
     def effect(self, variant: Hashable) -> float:
         return float(self.effects[self.variants.index(variant)])
+
+    def shared(self, one: Hashable, other: Hashable) -> int:
+        """Return the number of seeds that both variants have."""
+        both = [
+            self.by_variant[:, v] @ self.by_seed for v in map(self.variants.index, (one, other))
+        ]
+        return int((both[0] * both[1]).sum())
 
     def difference(self, one: Hashable, other: Hashable) -> Difference | None:
         """Return loss of `one` minus loss of `other`, or None if no seeds connect them."""
@@ -91,7 +100,7 @@ def fit(losses: Cells) -> Fit:
     rest = y - by_variant @ effects - by_seed @ (seed_weights @ y)
     freedom = len(y) - len(variants) - int(np.linalg.matrix_rank(within))
     sd = math.sqrt(float(rest @ rest) / freedom) if freedom > 0 else None
-    return Fit(list(variants), effects, weights, by_seed, sd, freedom)
+    return Fit(list(variants), effects, weights, by_seed, by_variant, sd, freedom)
 
 
 def interval(gap: float, error: float, freedom: int) -> Difference:

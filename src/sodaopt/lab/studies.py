@@ -1,127 +1,26 @@
-"""The paper's figures and tables as lists of jobs, at the paper's scale or at a small one.
+"""The paper's figures and tables, and this project's own studies.
 
-A cell is one point of a figure or one number of a table. It has a label, its settings, and the
-baseline whose learning rate it uses. To add a figure, add an entry to STUDIES.
+To add one, add an entry to STUDIES.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from .job import Job
-
-SEEDS = (0, 1, 2, 3, 4)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Model sizes, horizons and seeds of the studies."""
-
-    preset: str
-    sizes: tuple[tuple[str, dict[str, Any]], ...]
-    """Labels and settings of the models, from small to large."""
-    horizons: tuple[str, ...]
-    seeds: tuple[int, ...]
-    lr: dict[str, float]
-    """Learning rates of the baselines. If they are tuned, the middle of the first grid."""
-    tuned: bool
-    """Whether the learning rates of the baselines are tuned first."""
-    about: str
-
-
-SCALES = {
-    "paper": Scale(
-        "gpt-124m",
-        tuple(
-            # A given depth replaces the paper's steps for 124M, which are 21.6 tokens a parameter:
-            # all sizes have 20.
-            (size, {"preset": f"gpt-{size}", "depth": 12})
-            for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
-        ),
-        ("1x", "4x"),
-        SEEDS,
-        {},
-        False,
-        "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
-    ),
-    "proxy": Scale(
-        "proxy",
-        tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
-        ("1x",),
-        SEEDS,
-        {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
-        True,
-        "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a study.
-
-    base: the baseline whose learning rate this cell uses
-    """
-
-    column: str
-    optimizer: str
-    base: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    choices: tuple[dict[str, Any], ...] = ()
-    """Settings to choose from by the mean loss over the study's tuning seeds."""
-    follows: str = ""
-    """The column whose chosen learning rate this cell uses."""
-
-    def chosen(self, settings: dict[str, Any]) -> Cell:
-        """Return the cell with one of its choices."""
-        return replace(self, settings=self.settings | settings, choices=())
-
-    def job(self, scale: Scale, row: TableRow, seed: int, lr: float | None) -> Job:
-        values: dict[str, Any] = {
-            "preset": scale.preset,
-            "optimizer": self.optimizer,
-            "seed": seed,
-            "lr": lr,
-        }
-        chosen = self.choices[0] if self.choices else {}
-        return Job(**(values | row.settings | self.settings | chosen))
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A row of a table: a horizon or a model size."""
-
-    label: str
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Study:
-    """A figure or a table."""
-
-    title: str
-    cells: tuple[Cell, ...]
-    rows: Callable[[Scale], Sequence[TableRow]]
-    kind: str = "table"
-    """table, curves (loss against steps), or an axis such as wd."""
-    pairs: tuple[tuple[str, str], ...] = ()
-    """Pairs of columns to compare: (column, its baseline)."""
-    primary: int = 1
-    """Number of leading pairs that are primary comparisons, which get a p value."""
-    published: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """The numbers in the paper, by row."""
-    tuning_seeds: tuple[int, ...] = (100, 101)
-    """Seeds on which the settings of a cell are chosen. No number of a study comes from them."""
-
-
-def horizons(scale: Scale) -> list[TableRow]:
-    return [TableRow(h, {"horizon": h}) for h in scale.horizons]
-
-
-def sizes(scale: Scale) -> list[TableRow]:
-    return [TableRow(label, settings | {"horizon": "1x"}) for label, settings in scale.sizes]
+from .study import (
+    Cell,
+    Study,
+    adamw_grid,
+    adamw_rates,
+    horizons,
+    lengths,
+    muon_decays,
+    rates,
+    short_and_long,
+    sizes,
+    standard,
+)
 
 
 def _cell(column: str, optimizer: str, base: str, **settings: Any) -> Cell:
@@ -135,14 +34,31 @@ USCION = _cell("uScion", "uscion", "uscion")
 SODA_USCION = _cell("SODA(uScion)", "soda(uscion)", "uscion")
 ADAM = _cell("Adam", "adamw", "adamw")
 SODA_ADAM = _cell("SODA(Adam)", "soda(adamw)", "adamw")
-DAGGER = _cell("SODA-dagger", "soda_dagger", "uscion")
+DAGGER = _cell("SODA-dagger", "soda_dagger", "soda_dagger")
 
 DECAYS = tuple(2.0**e for e in range(-4, 4))
-ADAMW_GRID = tuple({"lr": 2.0**e, "wd": w} for e in range(-10, -6) for w in (0.5, 0.25, 0.1, 0.0))
-SCION_GRID = tuple({"lr": 2.0**e} for e in range(-13, -9))
 COUPLED = {"decay": "coupled"}
-MUON_TUNED = _cell("Muon, wd 1", "muon", "muon", wd=1.0)
+MUON_TUNED = Cell("Muon, best wd", "muon", "muon", choices=muon_decays)
+ADAMW_TUNED = Cell("AdamW, best wd", "adamw", "adamw", choices=adamw_grid)
 SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled")
+
+
+def _candidates(name: str, tuned: Cell) -> tuple[Cell, ...]:
+    """Return other forms of the coupled pull around a base, and the tuned base itself."""
+    base, lead = tuned.base, tuned.column if tuned.choices is adamw_grid else ""
+    pulls = (
+        ("coupled", "soda", COUPLED),
+        ("squared", "soda", {"decay": "squared"}),
+        ("cautious", "cautious", COUPLED),
+    )
+    return (
+        tuned,
+        replace(tuned, column=f"{name}, cautious wd", optimizer=f"cautious_wd({base})"),
+        *(Cell(f"{name} {form}", f"{wrapper}({base})", base, settings, follows=lead)
+          for form, wrapper, settings in pulls),
+    )  # fmt: skip
+
+
 MOMENTA = ((0.05, 0.0), (0.05, 0.05), (0.05, 0.1), (0.1, 0.0), (0.1, 0.05), (0.1, 0.1))
 
 STUDIES = {
@@ -183,10 +99,11 @@ STUDIES = {
     ),
     "fig-anchor": Study(
         "Figure 6: the anchor at the initial weights, and at zero",
-        (DAGGER, _cell("z0 = 0", "soda_dagger", "uscion", z0="zero")),
+        (DAGGER, _cell("z0 = 0", "soda_dagger", "soda_dagger", z0="zero")),
         horizons,
         "curves",
         (("SODA-dagger", "z0 = 0"),),
+        seeds=(3,),
     ),
     "table-layers": Study(
         "Table: wrapping the hidden layers, or all of them",
@@ -217,7 +134,7 @@ STUDIES = {
     "table-optimism": Study(
         "Table: dual averaging alpha and optimism alpha_bar in SODA-dagger",
         tuple(
-            _cell(f"({a:g}, {b:g})", "soda_dagger", "uscion", alpha=a, alpha_bar=b)
+            _cell(f"({a:g}, {b:g})", "soda_dagger", "soda_dagger", alpha=a, alpha_bar=b)
             for a, b in MOMENTA
         ),
         horizons,
@@ -226,19 +143,18 @@ STUDIES = {
             "1x": (3.27613, 3.26596, 3.27523, 3.27582, 3.27171, 3.27903),
             "4x": (3.13250, 3.12376, 3.12543, 3.13192, 3.12981, 3.13087),
         },
+        seeds=(3,),
     ),
     "muon": Study(
         "Muon: weight decay against the pull",
         (
             MUON,
-            Cell(
-                "Muon, best wd", "muon", "muon", choices=tuple({"wd": w} for w in (0.5, 1.0, 2.0))
-            ),
+            MUON_TUNED,
             _cell("SODA(Muon) hidden", "soda(muon)", "muon"),
             SODA_COUPLED,
             _cell("SODA(Muon) all, coupled", "soda_all(muon)", "muon", decay="coupled"),
         ),
-        horizons,
+        short_and_long,
         pairs=(
             ("SODA(Muon) hidden, coupled", "Muon, best wd"),
             ("SODA(Muon) hidden", "Muon, best wd"),
@@ -246,12 +162,13 @@ STUDIES = {
             ("Muon", "Muon, best wd"),
             ("SODA(Muon) hidden, coupled", "SODA(Muon) hidden"),
         ),
+        seeds=(8, 3),
     ),
     "adamw": Study(
         "AdamW: weight decay against the pull",
         (
-            replace(ADAM, column="AdamW", choices=tuple(c for c in ADAMW_GRID if not c["wd"])),
-            replace(ADAM, column="AdamW, best wd", choices=ADAMW_GRID),
+            replace(ADAM, column="AdamW", choices=adamw_rates),
+            ADAMW_TUNED,
             *(
                 Cell(column, optimizer, "adamw", settings, follows="AdamW, best wd")
                 for column, optimizer, settings in (
@@ -269,18 +186,15 @@ STUDIES = {
             ("AdamW", "AdamW, best wd"),
             ("SODA(AdamW) hidden, coupled", "SODA(AdamW) hidden"),
         ),
-        tuning_seeds=(100,),
     ),
     "scion": Study(
         "SODA-dagger against Scion and uScion, each with its own learning rate",
         (
-            replace(SCION, choices=SCION_GRID),
-            replace(USCION, choices=SCION_GRID),
-            Cell(
-                "SODA(uScion) hidden, coupled", "soda(uscion)", "uscion", COUPLED, follows="uScion"
-            ),
-            replace(DAGGER, choices=SCION_GRID),
-            replace(DAGGER, column="SODA-dagger, coupled", settings=COUPLED, follows="SODA-dagger"),
+            SCION,
+            USCION,
+            Cell("SODA(uScion) hidden, coupled", "soda(uscion)", "uscion", COUPLED),
+            DAGGER,
+            replace(DAGGER, column="SODA-dagger, coupled", settings=COUPLED),
         ),
         horizons,
         pairs=(
@@ -290,33 +204,57 @@ STUDIES = {
             ("uScion", "Scion"),
             ("SODA-dagger, coupled", "SODA-dagger"),
         ),
-        tuning_seeds=(100,),
+    ),
+    "candidates": Study(
+        "Other forms of the coupled pull, and Cautious Weight Decay",
+        tuple(
+            cell
+            for name, tuned in (("Muon", MUON_TUNED), ("AdamW", ADAMW_TUNED))
+            for cell in _candidates(name, tuned)
+        ),
+        standard,
+        pairs=tuple(
+            pair
+            for name in ("Muon", "AdamW")
+            for pair in (
+                (f"{name} squared", f"{name} coupled"),
+                (f"{name} cautious", f"{name} coupled"),
+                (f"{name} coupled", f"{name}, cautious wd"),
+                (f"{name}, cautious wd", f"{name}, best wd"),
+            )
+        ),
+        primary=0,
     ),
     "sizes": Study(
-        "Muon with a weight decay tuned at width 256, and the coupled pull, as the model grows",
+        "Muon with a weight decay tuned at the standard size, and the coupled pull, as the model "
+        "grows",
         (MUON_TUNED, SODA_COUPLED),
         sizes,
         "size",
         ((SODA_COUPLED.column, MUON_TUNED.column),),
+        seeds=(3,),
     ),
     "horizons": Study(
-        "Muon with a weight decay tuned at 1x, and the coupled pull, at other horizons",
+        "Muon with a weight decay tuned at the standard length, and the coupled pull, at other "
+        "lengths",
         (MUON_TUNED, SODA_COUPLED),
-        lambda scale: [TableRow(h, {"horizon": h}) for h in ("0.5x", "1x", "2x", "4x")],
+        lengths,
         "curves",
         ((SODA_COUPLED.column, MUON_TUNED.column),),
+        seeds=(3,),
     ),
     "learning-rates": Study(
         "Muon and the coupled pull over three octaves of the learning rate",
         (MUON, SODA_COUPLED),
-        lambda scale: [TableRow(f"lr 2^{e}", {"lr": 2.0**e}) for e in range(-12, -8)],
+        rates,
         "lr",
         ((SODA_COUPLED.column, "Muon"),),
+        seeds=(1,),
     ),
     "table-hyperparameters": Study(
         "Table: the settings of each optimizer, run once",
         (ADAM, MUON, USCION, SCION, DAGGER),
-        lambda scale: [TableRow("1x", {"horizon": "1x"})],
+        standard,
     ),
 }
 

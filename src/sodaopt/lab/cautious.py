@@ -1,0 +1,32 @@
+"""A pull that acts only on the elements that the base optimizer moves in the same direction.
+
+This is an experiment of the study `candidates`, after Cautious Weight Decay (arXiv 2510.12402).
+With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sodaopt.anchors import Source, pull_
+from sodaopt.wrappers.base import GroupStep
+from sodaopt.wrappers.soda import SODAWrapper
+
+
+class CautiousWrapper(SODAWrapper):
+    """x <- x + u + lam (z0 - x) where (z0 - x) u > 0, with the base optimizer's update u."""
+
+    def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
+        before = [x.clone() for x in xs]
+        pulls = [x.clone() for x in xs]
+        pull_(pulls, z0, lam)
+        torch._foreach_sub_(pulls, before)
+        step.finish.append(partial(_add_agreeing, xs, before, pulls))
+
+
+def _add_agreeing(xs: list[Tensor], before: list[Tensor], pulls: list[Tensor]) -> None:
+    for x, old, pull in zip(xs, before, pulls, strict=True):
+        x.add_(pull * ((x - old) * pull > 0))

@@ -1,0 +1,81 @@
+"""The scales of the studies: model sizes, lengths, seeds and grids of the baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .optimizers import BASES
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Model sizes, lengths and grids of the studies. The preset has the standard size."""
+
+    preset: str
+    sizes: tuple[tuple[str, dict[str, Any]], ...]
+    """Labels and settings of the models, from small to large."""
+    horizons: tuple[str, ...]
+    """Lengths of the runs in units of Chinchilla. The first one is the standard length: learning
+    rates and weight decays are tuned there."""
+    lengths: tuple[str, ...]
+    """Lengths for the studies of the horizon. The last one is four times the standard length."""
+    decays: dict[str, tuple[float, ...]]
+    """Weight decays of the baselines to choose from."""
+    about: str
+    lr: Mapping[str, float] = field(default_factory=dict)
+    """Learning rates of the baselines that differ from the paper's. If they are tuned, the middle
+    of the first grid."""
+    tuned: bool = True
+    """Whether the learning rates of the baselines are tuned first."""
+    seeds: int | None = None
+    """Number of seeds in every row, instead of the study's own."""
+    tuning_seeds: tuple[int, ...] = (100,)
+    """Seeds on which settings are tuned and chosen. No number of a study comes from them."""
+
+    def rate(self, base: str) -> float:
+        """Return the learning rate of a baseline that is not tuned."""
+        return self.lr.get(base, BASES[base].lr)
+
+
+DECAYS = {"muon": (0.5, 1.0, 2.0), "adamw": (0.5, 0.25, 0.1, 0.0)}
+LENGTHS = ("0.5x", "1x", "2x", "4x")
+
+SCALES = {
+    "paper": Scale(
+        "gpt-124m",
+        tuple(
+            # A given depth replaces the paper's steps for 124M, which are 21.6 tokens a parameter:
+            # all sizes have 20.
+            (size, {"preset": f"gpt-{size}", "depth": 12})
+            for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
+        ),
+        ("1x", "4x"),
+        LENGTHS,
+        DECAYS,
+        "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
+        tuned=False,
+    ),
+    "proxy": Scale(
+        "proxy",
+        tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
+        ("1x",),
+        LENGTHS,
+        DECAYS,
+        "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
+        {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
+    ),
+    "nano": Scale(
+        "nano",
+        tuple((f"width {w}", {"width": w}) for w in (32, 64, 96, 128)),
+        ("0.03x",),
+        ("0.015x", "0.03x", "0.06x", "0.12x"),
+        # A run has 14 times fewer steps than one of the proxy, so weight decay acts 14 times less.
+        {"muon": (1.0, 2.0, 4.0, 8.0), "adamw": (4.0, 2.0, 1.0, 0.5, 0.0)},
+        "262k parameters on the embedded text, ten seconds a run on one CPU core",
+        {"adamw": 2**-8, "muon": 2**-9, "scion": 2**-11, "uscion": 2**-11, "soda_dagger": 2**-11},
+        seeds=8,
+        tuning_seeds=(100, 101, 102, 103),
+    ),
+}
