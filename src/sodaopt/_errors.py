@@ -1,9 +1,12 @@
-"""Errors that several modules raise: suggestions for unknown names, and shapes."""
+"""Errors that several modules raise: unknown names, shapes, and numbers out of range."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Real
+from typing import Any
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
@@ -30,3 +33,22 @@ def check_shape(name: str, shape: Iterable[int], wanted: Iterable[int]) -> None:
             f"the state to load has {name} of shape {times(shape)}, and here it is "
             f"{times(wanted)}: it was written for another model"
         )
+
+
+def number(name: str, value: Any, most: float = math.inf) -> float:
+    """Return the value as a float, or raise if it is not a number between 0 and `most`."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not 0 <= float(value) <= most or math.isinf(float(value)):
+        where = (
+            "must not be negative or infinite" if math.isinf(most) else f"must be in [0, {most:g}]"
+        )
+        raise ValueError(f"{name} {where}, got {value}")
+    return float(value)
+
+
+def count(name: str, value: Any, least: int) -> int:
+    """Return the value, or raise if it is not an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+    return value

@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeAlias
 
 from sodaopt import schedules
-from sodaopt._errors import unknown
+from sodaopt._errors import number, unknown
 from sodaopt.core.method import ROWS, Method
 from sodaopt.geometry.maps import Ball, Diagonal, Geometry, Kronecker, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
@@ -55,9 +55,7 @@ def soda(method: Method, decay: Coef = uniform) -> Method:
 
 def decayed(method: Method, weight_decay: float) -> Method:
     """Add decoupled weight decay to a method: y <- (1 - lr wd) y + u."""
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay must not be negative, got {weight_decay}")
-    if weight_decay == 0:
+    if number("weight_decay", weight_decay) == 0:
         return method
     lam = times(weight_decay, schedules.lr)
     return replace(_check_plain(method, "decayed"), lam=lam, centre="origin", full_step=True)
@@ -162,8 +160,7 @@ def simplified_ademamix(
 
     With beta1_warmup, b1 rises from 0.9, its half-life linearly. (Morwani et al. 2025)
     """
-    if not alpha >= 0:
-        raise ValueError(f"alpha must not be negative, got {alpha}")
+    number("alpha", alpha)
     if beta1_warmup and not betas[0] > 0:
         raise ValueError(f"a warmup needs betas[0] > 0, got {betas[0]}")
     heavy = (_beta("betas[0]", betas[0]), alpha, beta1_warmup)
@@ -330,10 +327,8 @@ def schedule_free(
     c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
     and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
     """
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta must be in [0, 1], got {beta}")
-    lam = schedules.lr_weighted(r, weight_lr_power)
-    return replace(_check_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=1 - beta)
+    lam, lam_bar = schedules.lr_weighted(r, weight_lr_power), 1 - number("beta", beta, 1)
+    return replace(_check_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=lam_bar)
 
 
 @row

@@ -299,7 +299,10 @@ def test_bf16_averages_follow_fp32(wrap: Wrap, make: Any) -> None:
 WRONG = {
     "beta": (lambda: ScheduleFree(SGD(network()), beta=1.5), "beta must be in"),
     "lam": (lambda: GPA(SGD(network()), lam=-1), "lam must be in"),
-    "every": (lambda: Lookahead(SGD(network()), every=0), "positive integer, got 0"),
+    "every": (
+        lambda: Lookahead(SGD(network()), every=0),
+        "every must be an integer of at least 1, got 0",
+    ),
     "momentum": (lambda: SNOO(SGD(network()), momentum=2), "momentum must be in"),
     "nested": (
         lambda: GPA(Lookahead(SGD(network()))),

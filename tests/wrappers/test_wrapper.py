@@ -407,7 +407,7 @@ def test_refused(base: Callable[[], Any], words: str) -> None:
 
 OPTIONS = {
     "at_start": ({"at_start": "restrat"}, "did you mean 'restart'"),
-    "start": ({"start": -1}, "must not be negative"),
+    "start": ({"start": -1}, "start must be an integer of at least 0"),
     "only nothing": ({"only": []}, "selects no parameter"),
     "only strangers": ({"only": network()}, "one of its entries is something else"),
     "only a name": ({"only": ["weight"]}, "one of its entries is something else"),

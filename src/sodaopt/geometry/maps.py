@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sodaopt import schedules
-from sodaopt._errors import times
+from sodaopt._errors import count, number, times
 from sodaopt.geometry.norms import Norm, Shards
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.views import Shape, View, matrix
@@ -210,10 +210,9 @@ class Diagonal(Geometry):
 
     def __post_init__(self) -> None:
         _check_memoryless("rate", self.rate)
-        if not callable(self.rate) and not 0 <= self.rate <= 1:
-            raise ValueError(f"the rate must be in [0, 1], got {self.rate}")
-        if not self.eps >= 0:
-            raise ValueError(f"eps must not be negative, got {self.eps}")
+        if not callable(self.rate):
+            number("the rate", self.rate, 1)
+        number("eps", self.eps)
 
     @property
     def elementwise(self) -> bool:
@@ -299,8 +298,7 @@ class MultiNorm(Geometry):
     exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not self.iterations >= 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        count("iterations", self.iterations, 1)
 
     def check(self, shape: Shape) -> None:
         try:

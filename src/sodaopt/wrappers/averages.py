@@ -9,10 +9,8 @@ SNOO           every H steps a Nesterov step on x with x - z as the gradient (Di
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -20,11 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
+from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.wrappers.base import GroupStep, Operation, Wrapper
 
-LARGEST = sys.float_info.max
 Values: TypeAlias = list[tuple[Tensor, Tensor]]  # tensors, and the values to copy there
 
 
@@ -113,8 +111,8 @@ class ScheduleFree(_Averaged):
         weight_decay_at_y: float = 0.0,
     ) -> None:
         self.coef = schedules.lr_weighted(r, weight_lr_power)
-        self.lam_bar = 1 - _unit("beta", beta)
-        self.weight_decay_at_y = _real("weight_decay_at_y", weight_decay_at_y, 0.0, LARGEST)
+        self.lam_bar = 1 - number("beta", beta, 1)
+        self.weight_decay_at_y = number("weight_decay_at_y", weight_decay_at_y)
         super().__init__(base)
 
 
@@ -127,7 +125,7 @@ class GPA(_Averaged):
     prefix = "gpa"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
-        self.coef, self.lam_bar = _unit("lam", lam), _unit("lam_bar", lam_bar)
+        self.coef, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
         super().__init__(base)
 
 
@@ -165,7 +163,7 @@ class Lookahead(_Periodic):
     prefix = "lookahead"
 
     def __init__(self, base: Optimizer, *, every: int = 5, alpha: float = 0.5) -> None:
-        self.every, self.alpha = _positive("every", every), _unit("alpha", alpha)
+        self.every, self.alpha = count("every", every, 1), number("alpha", alpha, 1)
         super().__init__(base)
 
     def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
@@ -184,9 +182,8 @@ class SNOO(_Periodic):
     def __init__(
         self, base: Optimizer, *, every: int = 32, lr: float = 0.7, momentum: float = 0.9
     ) -> None:
-        self.every = _positive("every", every)
-        self.lr = _real("lr", lr, 0.0, LARGEST)
-        self.momentum = _unit("momentum", momentum)
+        self.every, self.lr = count("every", every, 1), number("lr", lr)
+        self.momentum = number("momentum", momentum, 1)
         super().__init__(base)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
@@ -223,23 +220,3 @@ def _computed(compute: Callable[[], Values]) -> list[Operation]:
 def _copy(values: Values) -> None:
     for place, value in values:
         sharded.local(place).copy_(sharded.local(value))
-
-
-def _real(name: str, value: Any, least: float, most: float) -> float:
-    """Return the number, or raise if it is not one between least and most."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-    if not least <= float(value) <= most:
-        where = f"in [{least:g}, {most:g}]" if most < LARGEST else "finite and not negative"
-        raise ValueError(f"{name} must be {where}, got {value}")
-    return float(value)
-
-
-def _unit(name: str, value: Any) -> float:
-    return _real(name, value, 0.0, 1.0)
-
-
-def _positive(name: str, value: Any) -> int:
-    if not (isinstance(value, int) and value > 0) or isinstance(value, bool):
-        raise ValueError(f"{name} counts steps and must be a positive integer, got {value!r}")
-    return value

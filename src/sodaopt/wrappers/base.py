@@ -18,13 +18,13 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer, optimizer
 
 from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
 from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
-from sodaopt.wrappers import hooks
 from sodaopt.wrappers.live import Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies, read_back
 
@@ -105,7 +105,7 @@ class Wrapper(Watched, LiveOptimizer):
         return loss
 
     def _step(self) -> None:
-        hooks.run_before(self.base)
+        _run_hooks(self.base, 0)
         steps = self._group_steps()
         low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
         params, points = [p for p, _ in low], [x for _, x in low]
@@ -116,14 +116,14 @@ class Wrapper(Watched, LiveOptimizer):
             if low:
                 steps[0].finish.insert(0, partial(read_back, copies, points))
             in_fp32: Any = self._fp32_step.replaced(params, copies) if low else nullcontext()
-            with in_fp32, hooks.silenced(self.base):
+            with in_fp32, _without_hooks(self.base):
                 begun.append(True)
                 self.base.step()  # without a closure: some bases take none
             for step in steps:
                 step.completed = True
             if low:
                 read_back(copies, points)
-            hooks.run_after(self.base, params, points)
+            _run_hooks_after(self.base, params, points)
 
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
@@ -233,3 +233,54 @@ def _run(operations: deque[Operation], attempts: int = 2) -> None:
     finally:
         if operations and attempts > 1:
             _run(operations, attempts - 1)
+
+
+# -- the base's step hooks ------------------------------------------------------------------------
+#
+# Hooks before the step run before the wrapper moves a parameter. Hooks after it see the points that
+# the base has stepped. torch runs the global step hooks and the wrapper's own hooks around the
+# wrapper's step, so the global hooks must not run again around the base's.
+#
+# The tables of hooks are private in torch. If they go, the base runs its own hooks around its step,
+# and 16-bit parameters are seen by hooks as they were before the step.
+
+
+def _hook_tables(base: Optimizer) -> list[dict[int, Any]]:
+    """The base's hooks before and after a step, and the global ones."""
+    own = [getattr(base, f"_optimizer_step_{when}_hooks", {}) for when in ("pre", "post")]
+    return [*own, optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+
+
+def _run_hooks(base: Optimizer, table: int) -> None:
+    for hook in list(_hook_tables(base)[table].values()):
+        hook(base, (base,), {})
+
+
+@contextmanager
+def _without_hooks(base: Optimizer) -> Iterator[None]:
+    """Let the base step without any hook."""
+    held = [(table, dict(table)) for table in _hook_tables(base) if table]
+    try:
+        for table, _ in held:
+            table.clear()
+        yield
+    finally:
+        for table, hooks in held:
+            table.update(hooks)
+
+
+def _run_hooks_after(base: Optimizer, params: list[Tensor], points: list[Tensor]) -> None:
+    """Run the base's hooks after its step.
+
+    params, points: the 16-bit parameters, and the fp32 points that the base has stepped. The hooks
+    see the parameters at the points, and their changes are copied to the points.
+    """
+    if not _hook_tables(base)[1]:
+        return
+    shards = [sharded.local(p.detach()) for p in params]
+    for shard, x in zip(shards, points, strict=True):
+        shard.copy_(x)
+    rounded = [shard.clone() for shard in shards]
+    _run_hooks(base, 1)
+    for shard, old, x in zip(shards, rounded, points, strict=True):
+        x.copy_(torch.where(shard == old, x, shard.float()))

@@ -19,25 +19,15 @@ def _reduce(made: Any) -> Any:
 
 
 copyreg.pickle(ClassForm, _reduce)
-_MADE: dict[Any, Any] = {}
 
 
-def class_form(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
+@functools.cache  # one class for one form, so that pickles keep their class
+def class_form(cls: Any, base_class: type[Optimizer], options: tuple[tuple[str, Any], ...]) -> Any:
     """Return the class of `cls(base_class(...), **options)`.
 
     The arguments are those of the base class. Its default weight decay, if any, is replaced by 0,
     also in the signature, because frameworks read the defaults there and pass them.
     """
-    key = cls, base_class, tuple(sorted(options.items()))
-    try:
-        if key not in _MADE:  # one class for one form, so that pickles keep their class
-            _MADE[key] = _make(cls, base_class, options)
-    except TypeError:  # an option that has no hash, such as a list
-        return _make(cls, base_class, options)
-    return _MADE[key]
-
-
-def _make(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any:
     base_init: Any = base_class.__init__
     signature = inspect.signature(base_init)
     arguments = dict(signature.parameters)
@@ -50,7 +40,7 @@ def _make(cls: Any, base_class: type[Optimizer], options: dict[str, Any]) -> Any
         given = signature.bind(self, *args, **kwargs)
         if "weight_decay" in arguments:
             given.arguments.setdefault("weight_decay", 0.0)
-        cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **options)
+        cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **dict(options))
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
     body = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
-from sodaopt._errors import unknown
+from sodaopt._errors import count, unknown
 from sodaopt.anchors import Source, inverse, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
@@ -62,18 +62,16 @@ class SODAWrapper(Wrapper):
     ) -> None:
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
-        if not (isinstance(start, int) and start >= 0) or isinstance(start, bool):
-            raise ValueError(f"start counts steps and must not be negative, got {start!r}")
         check_seed(seed)
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
-        self.start, self.at_start, self.coef, self.seed = start, at_start, decay, seed
+        self.start, self.at_start = count("start", start, 0), at_start
+        self.coef, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         self.provisional: set[Tensor] = set()  # their z0 was captured in a dry step
         check_base(base, "SODAWrapper")
-        only = only if only is None or callable(only) else list(only)
         self.only = only if callable(only) else None
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
             group["soda_only"] = chosen
@@ -91,8 +89,9 @@ class SODAWrapper(Wrapper):
         if callable(self.only):
             params = group["params"]
             group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
-            plain = [p[1] if isinstance(p, tuple) else p for p in params]
-            group["soda_only"] = _selection([self.only(p) for p in plain])
+            group["soda_only"] = _positions(
+                [p[-1] if isinstance(p, tuple) else p for p in params], self.only
+            )
         super().add_param_group(group)
 
     def _group_keys(self) -> Group:
@@ -203,9 +202,9 @@ class SODAWrapper(Wrapper):
 def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
     """The parameters that `only` selects, with their points."""
     only, both = step.group["soda_only"], list(zip(step.params, step.points, strict=True))
-    if not isinstance(only, list):
-        return both if only else []
-    chosen = {id(step.group["params"][j]) for j in only}
+    if only is True:
+        return both
+    chosen = {id(step.group["params"][j]) for j in only or ()}
     return [(p, x) for p, x in both if id(p) in chosen]
 
 
@@ -222,29 +221,26 @@ def _is_dry(group: Group, params: list[Tensor]) -> bool:
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
-    """For each group: True for all, False for none, or the positions of the chosen parameters."""
-    params = {p for g in base.param_groups for p in g["params"]}
+    """For each group, the positions of the chosen parameters, or True for all of them."""
     if only is None:
         return [True] * len(base.param_groups)
-    if callable(only):
-        chosen = {p for p in params if only(p)}
-    else:
+    if not callable(only):
         entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
         chosen = {p for entry in entries for p in entry}
-        if chosen - params:
+        if chosen - {p for g in base.param_groups for p in g["params"]}:
             raise ValueError(
                 "only= takes parameters or groups of the base optimizer (its param_groups), or a "
                 "predicate of a parameter; one of its entries is something else"
             )
-    if not chosen:
+        only = chosen.__contains__
+    selected = [_positions(g["params"], only) for g in base.param_groups]
+    if not any(selected):
         raise ValueError("only= selects no parameter of the base optimizer")
-    return [_selection([p in chosen for p in g["params"]]) for g in base.param_groups]
+    return list(selected)
 
 
-def _selection(chosen: list[bool]) -> bool | list[int]:
-    if all(chosen) or not any(chosen):
-        return bool(chosen) and all(chosen)
-    return [j for j, is_chosen in enumerate(chosen) if is_chosen]
+def _positions(params: list[Tensor], only: Callable[[Tensor], bool]) -> list[int]:
+    return [j for j, p in enumerate(params) if only(p)]
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
