@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rate": (lambda: Diagonal(1.5), ValueError, "rate must be in"),
     "eps": (lambda: zoo.adam(eps=-1), ValueError, "eps must not be negative"),
     "shampoo's eps": (lambda: zoo.shampoo(eps=-1), ValueError, "eps must be positive"),
-    "iterations": (lambda: zoo.multinorm(0), ValueError, "iterations must be an integer of at least 1"),
+    "iterations": (lambda: zoo.multinorm(0), ValueError, "iterations must be an integer of"),
     "scale by name": (lambda: zoo.muon(scale="rms"), TypeError, "such as geometry.rms"),
     "polar by name": (lambda: zoo.muon(polar="exact"), TypeError, "such as polar.EXACT"),
     "base by name": (lambda: zoo.schedule_free("adam"), TypeError, r"such as zoo.adam\(\)"),

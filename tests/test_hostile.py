@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "SNOO lr nan": (lambda: SNOO(adamw(params()), lr=math.nan), ValueError, "lr must not be"),
     "SNOO lr negative": (lambda: SNOO(adamw(params()), lr=-1), ValueError, "lr must not be"),
     "decay at y negative": (
-        lambda: ScheduleFree(adamw(params()), weight_decay_at_y=-1), ValueError, "at_y must not be"),
+        lambda: ScheduleFree(adamw(params()), weight_decay_at_y=-1), ValueError, "y must not be"),
     "decay at y nan": (
         lambda: ScheduleFree(adamw(params()), weight_decay_at_y=math.nan), ValueError, "finite"),
     "decay at y text": (

@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
 from sodaopt import SODA, Method, zoo
-from sodaopt.core.reference import Point, iterates
+from tests.support.reference import Point, iterates
 from sodaopt.geometry import Ball, BiasRMS, Sign
 from sodaopt.schedules import uniform
 from tests.support.tables import AVERAGED, FEW, GRID, METHODS, ROWS, backward, network

@@ -12,7 +12,7 @@ import torch
 
 import sodaopt
 from sodaopt import SODA, Method, SODAWrapper, zoo
-from sodaopt.core.reference import iterates
+from tests.support.reference import iterates
 from sodaopt.geometry import Ball, Clip, Sign, unit
 from sodaopt.schedules import Coef, after, coupled, fade, grow, times, uniform
 from tests.support.tables import METHODS, ROWS, SODAS, backward, network

@@ -27,6 +27,7 @@ from sodaopt.geometry.scales import unit
 from sodaopt.geometry.views import Shape, View, matrix
 from sodaopt.schedules import Coef, Number
 
+ELEMENTWISE = frozenset(("diagonal", "sign", "identity"))
 State: TypeAlias = dict[str, Any]
 """The optimizer's state of one parameter."""
 
@@ -53,28 +54,31 @@ class Geometry:
     """The interface of a map. All tensors of one call share k, lr and gamma.
 
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
-    elementwise: each entry of u needs the same entry of its inputs only, so a shard is enough.
     exchanges: the map runs on shards, with `context.shards`. Otherwise every rank gathers the
     parameters and computes all of u.
-    kernel: name of the fused kernel that computes the map: "diagonal", "sign" or "identity" (one
-    pass over memory), "polar" (passes before and after the products), or None for plain operations.
     """
 
     homogeneous: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
 
     @property
+    def kernel(self) -> str | None:
+        """The name of the fused kernel that computes the map, or None for plain operations.
+
+        A kernel of ELEMENTWISE is one pass over memory. "polar" is passes before and after the
+        products.
+        """
+        return None
+
+    @property
     def elementwise(self) -> bool:
-        return False
+        """Whether each entry of u needs the same entry of its inputs only: a shard is enough."""
+        return self.kernel in ELEMENTWISE
 
     @property
     def shapeless(self) -> bool:
         """Whether a flattened piece of a parameter gives the same u as the whole."""
-        return False
-
-    @property
-    def kernel(self) -> str | None:
-        return None
+        return self.elementwise
 
     def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
         """The factor of the kernel's direction for each parameter, its sign included."""
@@ -101,6 +105,13 @@ def _check_memoryless(name: str, c: Coef) -> None:
         raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
 
 
+def _check_view(owner: Norm | MultiNorm, shape: Shape) -> None:
+    try:
+        owner.view(shape)
+    except ValueError as e:
+        raise ValueError(f"{type(owner).__name__} {e}") from None
+
+
 @lru_cache(maxsize=1024)
 def _width(norm: Norm, shape: torch.Size) -> float:
     return norm.width(shape)
@@ -108,9 +119,12 @@ def _width(norm: Norm, shape: torch.Size) -> float:
 
 @dataclass(frozen=True)
 class _NormMap(Geometry):
+    """The map of a norm. The width factor enters u to the power `degree`."""
+
     norm: Norm
     radius: Coef = 1.0
     exchanges: ClassVar[bool] = True
+    degree: ClassVar[int] = 1
 
     @property
     def shapeless(self) -> bool:
@@ -124,16 +138,20 @@ class _NormMap(Geometry):
         _check_memoryless("radius", self.radius)
 
     def check(self, shape: Shape) -> None:
-        try:
-            self.norm.view(shape)
-        except ValueError as e:
-            raise ValueError(f"{type(self.norm).__name__} {e}") from None
+        _check_view(self.norm, shape)
 
     def widths(self, context: Context) -> list[Number]:
         """rho times the norm's width factor, for each parameter."""
         rho = schedules.value(self.radius, context.k, context.lr)
         widths = {shape: rho * _width(self.norm, shape) for shape in set(context.shapes)}
         return [widths[shape] for shape in context.shapes]
+
+    def scales(self, gamma: Number, context: Context) -> list[Number]:
+        """The factor of the norm's direction, for each parameter."""
+        return [gamma * c**self.degree for c in self.widths(context)]
+
+    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
+        return self.scales(-gamma, context)
 
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill w with the norm's initialisation at this radius."""
@@ -146,19 +164,12 @@ class Ball(_NormMap):
     """u = gamma rho lmo(m_bar)."""
 
     @property
-    def elementwise(self) -> bool:
-        return self.norm.elementwise
-
-    @property
     def kernel(self) -> str | None:
         return self.norm.ball_kernel
 
-    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
-        return [-gamma * c for c in self.widths(context)]
-
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         u = self.norm.units(m_bar, context.shards)
-        torch._foreach_mul_(u, [gamma * c for c in self.widths(context)])
+        torch._foreach_mul_(u, self.scales(gamma, context))
         return u
 
 
@@ -166,20 +177,15 @@ class Ball(_NormMap):
 class Sharp(_NormMap):
     """u = gamma rho^2 dual(m_bar) lmo(m_bar)."""
 
-    @property
-    def elementwise(self) -> bool:
-        return self.norm.sharp_kernel is not None
+    degree: ClassVar[int] = 2
 
     @property
     def kernel(self) -> str | None:
         return self.norm.sharp_kernel
 
-    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
-        return [-gamma * c * c for c in self.widths(context)]
-
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         u = self.norm.sharps(m_bar, context.shards)
-        torch._foreach_mul_(u, [gamma * c * c for c in self.widths(context)])
+        torch._foreach_mul_(u, self.scales(gamma, context))
         return u
 
 
@@ -213,14 +219,6 @@ class Diagonal(Geometry):
         if not callable(self.rate):
             number("the rate", self.rate, 1)
         number("eps", self.eps)
-
-    @property
-    def elementwise(self) -> bool:
-        return True
-
-    @property
-    def shapeless(self) -> bool:
-        return True
 
     @property
     def kernel(self) -> str | None:
@@ -301,10 +299,7 @@ class MultiNorm(Geometry):
         count("iterations", self.iterations, 1)
 
     def check(self, shape: Shape) -> None:
-        try:
-            self.view(shape)
-        except ValueError as e:
-            raise ValueError(f"MultiNorm {e}") from None
+        _check_view(self, shape)
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         if context.shards is None:

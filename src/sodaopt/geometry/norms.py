@@ -48,13 +48,11 @@ class Norm:
     A new norm writes `factor`, `minimiser` and `size`. In a stack of matrices each one is its own
     layer: dual(d) and norm(x) have one entry a matrix.
 
-    elementwise: each entry of the lmo depends on the same entry of its argument only.
     sharp_kernel: the name of the fused kernel for Sharp of this norm (see `Geometry.kernel`).
     """
 
     scale: Scale = dense
     view: View = matrix
-    elementwise: ClassVar[bool] = False
     sharp_kernel: ClassVar[str | None] = None
 
     @property
@@ -148,7 +146,6 @@ class Sign(Norm):
     """max |x|, with lmo = -sign. A parameter that is not a matrix has factor 1."""
 
     view: View = elements
-    elementwise: ClassVar[bool] = True
 
     @property
     def ball_kernel(self) -> str | None:

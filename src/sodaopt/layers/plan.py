@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sodaopt import geometry
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.geometry import Ball, Clip, Geometry, MultiNorm, Norm, Sharp
+from sodaopt.geometry import Ball, Clip, Geometry, MultiNorm, Norm, Sharp, Sign
 from sodaopt.geometry.views import View, elements, matrix
 from sodaopt.layers.locations import unwrapped
 from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
@@ -197,7 +197,7 @@ def _viewed(norm: Norm, view: View | None) -> Norm:
     """Return the norm with the view of the layer, unless it has one or does not depend on it."""
     if view is None or norm.view not in (matrix, elements):
         return norm
-    if norm.elementwise and (norm.scale is not geometry.dense or view is matrix):
+    if isinstance(norm, Sign) and (norm.scale is not geometry.dense or view is matrix):
         return norm  # other scales do not use d_in
     return replace(norm, view=view)
 

@@ -216,5 +216,5 @@ class LiveOptimizer(Optimizer):
         For frameworks that build the optimizer: `SODAWrapper.of(torch.optim.AdamW)(params)`.
         The default weight decay of the base class is replaced by 0.
         """
-        made: type[Self] = class_form(cls, base_class, tuple(sorted(options.items())))
-        return made
+        form: Any = cls, base_class, tuple(sorted(options.items()))
+        return class_form(*form)  # type: ignore[no-any-return]
