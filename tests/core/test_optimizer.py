@@ -15,9 +15,9 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
 from sodaopt import SODA, Method, zoo
-from tests.support.reference import Point, iterates
 from sodaopt.geometry import Ball, BiasRMS, Sign
 from sodaopt.schedules import uniform
+from tests.support.reference import Point, iterates
 from tests.support.tables import AVERAGED, FEW, GRID, METHODS, ROWS, backward, network
 
 methods = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -12,9 +12,9 @@ import torch
 
 import sodaopt
 from sodaopt import SODA, Method, SODAWrapper, zoo
-from tests.support.reference import iterates
 from sodaopt.geometry import Ball, Clip, Sign, unit
 from sodaopt.schedules import Coef, after, coupled, fade, grow, times, uniform
+from tests.support.reference import iterates
 from tests.support.tables import METHODS, ROWS, SODAS, backward, network
 
 # the public rows, as users were promised them
