@@ -101,6 +101,13 @@ def class_comparisons(module: ast.Module) -> Iterator[str]:
 # -- the rules ------------------------------------------------------------------------------------
 
 
+def test_no_module_answers_for_unknown_names() -> None:
+    """A module with __getattr__ hides typos from type checkers."""
+    for file in FILES:
+        names = [n.name for n in tree(file).body if isinstance(n, ast.FunctionDef)]
+        assert "__getattr__" not in names, file
+
+
 def test_only_parallel_and_lab_import_torch_distributed() -> None:
     for file in FILES:
         if file.split("/")[0] not in ("parallel", "lab"):

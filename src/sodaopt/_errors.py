@@ -9,15 +9,18 @@ from numbers import Real
 from typing import Any
 
 
-def unknown(kind: str, name: object, known: Iterable[str]) -> str:
+def unknown(
+    kind: str, name: object, known: Iterable[str], listed: Iterable[str] | None = None
+) -> str:
     """Say that a name is unknown, and suggest the nearest known one or list all of them.
 
     kind: the kind of thing that the name should be, such as "row" or "role".
+    listed: a shorter list, if there are many known names.
     """
     names = sorted(known)
     folded = {n.casefold(): n for n in names}
     near = get_close_matches(str(name).casefold(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(names)}"
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(listed or names)}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

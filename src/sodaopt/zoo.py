@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeAlias
+from typing import ParamSpec, TypeAlias
 
 from sodaopt import schedules
-from sodaopt._errors import number, unknown
-from sodaopt.core.method import ROWS, Method
+from sodaopt._errors import number
+from sodaopt.core.method import FORMS, ROWS, Method
 from sodaopt.geometry.maps import Ball, Diagonal, Geometry, Kronecker, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
@@ -51,6 +51,9 @@ def soda(method: Method, decay: Coef = uniform) -> Method:
     """
     name = f"soda({_check_plain(method, 'soda').name})"
     return replace(method, lam=decay, centre="init", full_step=True, name=name)
+
+
+FORMS["soda"] = soda
 
 
 def decayed(method: Method, weight_decay: float) -> Method:
@@ -338,7 +341,3 @@ def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1)
     Generalized primal averaging of any method without decay. (Defazio et al. 2025)
     """
     return replace(_check_plain(base or sgd(), "gpa"), lam=lam, lam_bar=lam_bar)
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(unknown("row", name, ROWS))

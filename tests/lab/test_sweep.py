@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 
 from sodaopt import cli
+from sodaopt.factory import LR
 from sodaopt.lab import records, results, reuse, runlog, sweep, train
 from sodaopt.lab.arguments import axis
 from sodaopt.lab.board import Board, run_trials
@@ -704,7 +705,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
         assert len(values) == len(columns)
         assert label in ("1x", "4x")
     for base in {cell.base for cell in it.cells}:
-        assert parse(base).wrapper is None
+        assert str(parse(base)) == base
         assert len(found._grid(base, {})) == 3
     assert all(cell.follows in ("", *columns) for cell in it.cells)
     if scale == "paper":
@@ -713,7 +714,7 @@ def test_every_cell_is_a_job(study: str, scale: str) -> None:
         own = {settings["lr"] for settings in (*choices, *rows) if "lr" in settings}
         for p in resolved:
             assert p.shape.depth == 12
-            assert p.settings.lr in {p.name.spec.lr, *own}
+            assert p.settings.lr in {LR[p.name.base], *own}
             assert p.batch * p.shape.context == 2**19
 
 
@@ -956,7 +957,9 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_a_job(name: str) -> None:
-    assert str(parse(name)) == re.sub(r"(soda\w*)\(scion", r"\1(uscion", name)  # its pull
+    assert str(parse(name)) == re.sub(
+        r"(soda\w*|cautious\w*)\(scion", r"\1(uscion", name
+    )  # its pull
     assert parse(name.upper().replace("(", " ( ")) == parse(name)
     assert isinstance(resolve(Job(optimizer=name), VOCAB), ResolvedJob)
 

@@ -109,7 +109,7 @@ def test_wrong_recipes() -> None:
     net = model("mlp")
     with pytest.raises(ValueError, match="unknown recipe 'muonn'; did you mean 'muon'"):
         plan(net, "muonn")
-    with pytest.raises(ValueError, match="unknown recipe 'sgd'"):
+    with pytest.raises(ValueError, match=r"unknown recipe 'soda\(sgd\)'"):
         plan(net, "soda(sgd)")
     with pytest.raises(ValueError, match="unknown role 'hiden'"):
         plan(net, {"hiden": zoo.muon()})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sodaopt import schedules
 from sodaopt._errors import unknown
+from sodaopt._names import parse
 from sodaopt.geometry import Geometry
 from sodaopt.schedules import Coef, Number, Past
 
@@ -134,7 +135,15 @@ class Method:
 
 
 ROWS: dict[str, Callable[..., Method]] = {}
-"""The zoo by name; `zoo` fills it."""
+FORMS: dict[str, Callable[[Method], Method]] = {}
+"""The zoo by name, and functions of its rows such as soda; `zoo` fills both."""
+
+
+def named(text: str) -> Method:
+    """Return a method by its name: a row such as "muon", or a form of it such as "soda(muon)"."""
+    name = parse(text, ROWS, FORMS, kind="method")
+    row = ROWS[name.undecayed]()
+    return FORMS[name.pull](row) if name.pull else row
 
 
 def _show(v: Any) -> str:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from sodaopt import anchors
-from sodaopt._errors import times, unknown
+from sodaopt._errors import times
 from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.kept import Kept, inputs_of
-from sodaopt.core.method import ROWS, Method
+from sodaopt.core.method import Method, named
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
@@ -302,9 +302,7 @@ class SODA(StatefulOptimizer):
         if isinstance(method, str):
             if method in self.methods:
                 return method
-            if method not in ROWS:
-                raise ValueError(unknown("method", method, [*self.methods, *ROWS]))
-            method = ROWS[method]()
+            method = named(method)
         if not isinstance(method, Method):
             raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
         name, n = method.name, 1

@@ -22,9 +22,9 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from sodaopt import RECIPES, SODA, SODAWrapper, param_groups, zoo
+from sodaopt import RECIPES, SODA, SODAWrapper, param_groups
 from sodaopt._errors import unknown
-from sodaopt.core.method import ROWS
+from sodaopt.core.method import named
 
 from .environment import environment
 from .model import GPT, Shape
@@ -99,14 +99,11 @@ class Bench:
 
 def ours(name: str) -> Build:
     """Return the function that builds our optimizer with this name."""
-    row = name.removeprefix("soda(").removesuffix(")")
     if name == "wrapped adamw":
         return lambda model: SODAWrapper(adamw(model))
     if name in RECIPES:
         return lambda model: SODA(param_groups(model, name), 1e-4)
-    if row not in ROWS:
-        raise ValueError(unknown("optimizer", name, [*DEFAULT, *RECIPES, *ROWS]))
-    method = zoo.soda(ROWS[row]()) if name != row else ROWS[row]()
+    method = named(name)
     return lambda model: SODA(model.parameters(), 1e-4, method)
 
 

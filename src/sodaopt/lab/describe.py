@@ -11,6 +11,7 @@ from statistics import median
 import torch
 
 from sodaopt.layers.plan import plan
+from sodaopt.layers.recipes import soda
 from sodaopt.layers.table import size
 from sodaopt.memory import memory
 
@@ -22,7 +23,7 @@ from .environment import device_name, peak
 from .execution import Execution
 from .job import Job, ResolvedJob, resolve
 from .model import GPT
-from .optimizers import build, recipe
+from .optimizers import PULLS, build, recipe
 from .presets import preset
 from .progress import short
 from .report.text import duration
@@ -94,7 +95,8 @@ def _layers(resolved: ResolvedJob) -> str:
     """Return the layer plan and the memory, computed on the meta device."""
     with torch.device("meta"):
         model = GPT(resolved.shape)
-    table = plan(model, recipe(resolved.name, resolved.settings))
+    rules = recipe(resolved.name, resolved.settings)
+    table = plan(model, soda(rules, PULLS.get(resolved.name.pull or "", ())))
     found = memory(model, build(resolved.name, model, resolved.settings))
     weights = sum(row.weight for row in found.rows)
     kinds = ", ".join(f"{name} {size(n)}" for name, n in found.state().items() if n >= 1000)

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from sodaopt._errors import unknown
+from sodaopt._names import Name
 
 from .model import Shape
-from .optimizers import Name, Settings, check, parse
+from .optimizers import BASES, Settings, check, decays, parse
 from .presets import Preset, preset
 
 TOKENS_PER_PARAMETER = 20
@@ -184,20 +185,21 @@ def resolve(job: Job, vocab: int) -> ResolvedJob:
     vocab: vocabulary of the data set. The model pads it to a multiple of 128.
     """
     p, name = preset(job.preset), parse(job.optimizer)
+    base = BASES[name.base]
     shape = Shape(
         vocab=-(-vocab // 128) * 128,
         width=_or(job.width, p.width),
         depth=_or(job.depth, p.depth),
         head_dim=_or(job.head_dim, p.head_dim),
         context=_or(job.context, p.context),
-        activation=_or(job.activation, name.spec.activation),
+        activation=_or(job.activation, base.activation),
         design=p.design,
     )
     batch = _or(job.batch, p.batch)
     steps, warmdown = _length(job, p, shape, batch)
-    warmup = round(_or(job.warmup, name.warmup) * steps)
-    lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, name.spec.lr)))
-    wd = _or(job.wd, p.wd.get(name.base, 0.0) if name.decays else 0.0)
+    warmup = round(_or(job.warmup, base.warmup) * steps)
+    lr = _or(job.lr, p.lr.get(str(name), p.lr.get(name.base, base.lr)))
+    wd = _or(job.wd, p.wd.get(name.base, 0.0) if decays(name) else 0.0)
     settings = Settings(
         lr, wd, warmup, steps, job.alpha, job.alpha_bar, job.z0, job.fade, job.decay,
         p.recipes.get(name.base),

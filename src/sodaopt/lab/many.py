@@ -20,7 +20,7 @@ from .describe import outline, repeats, summary, without_data
 from .execution import Execution
 from .job import Common, Job, resolve
 from .labels import written
-from .optimizers import parse
+from .optimizers import decays, parse
 from .presets import preset
 from .report import Plan, comparison_table, write_report
 from .report.rows import rows
@@ -176,6 +176,6 @@ class Sweep(Many):
     def _axes(self, name: str, over: dict[str, list[Any]]) -> dict[str, Sequence[Any]]:
         """Return the axes of an optimizer. One without weight decay has no wd axis."""
         axes: dict[str, Sequence[Any]] = {
-            k: v for k, v in over.items() if k != "wd" or parse(name).decays
+            k: v for k, v in over.items() if k != "wd" or decays(parse(name))
         }
         return axes if "seed" in axes else axes | {"seed": parse_seeds(self.seeds)}

@@ -1,4 +1,4 @@
-"""Build optimizers by name: a base with the paper's hyperparameters, alone or in a wrapper.
+"""Build the optimizers of the lab: a name of the library with the settings of a job.
 
 muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gpa(soda(muon))
 """
@@ -6,37 +6,34 @@ muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gp
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sodaopt import schedules, zoo
+from sodaopt import _names as names
+from sodaopt import schedules
 from sodaopt._errors import unknown
+from sodaopt._names import Name, every_name
 from sodaopt.anchors import Anchor
 from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method
-from sodaopt.core.optimizer import SODA
-from sodaopt.layers.plan import param_groups, plan
-from sodaopt.layers.recipes import Recipe, Rule, rule_of, rules, soda
-from sodaopt.layers.roles import MATRICES, ROLES
+from sodaopt.factory import AVERAGED, LR, assemble, base_rules, check_pull
+from sodaopt.layers.recipes import PULLED, RECIPES, Recipe, Rule, decayed
+from sodaopt.layers.roles import MATRICES
 from sodaopt.schedules import first
-from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
-from sodaopt.wrappers.soda import SODAWrapper
 
 from .cautious import CautiousWrapper
 
 
 @dataclass(frozen=True)
 class Base:
-    """A recipe of the layer plan with the paper's settings."""
+    """The paper's settings of a base, besides those that the library has."""
 
-    recipe: str
     lr: float
     activation: float = 1.0
     """Factor of the squared ReLU in the model."""
@@ -47,79 +44,36 @@ class Base:
 
 
 BASES = {
-    "adamw": Base("adam", 2**-9, warmup=0.05, decays=True),
-    "muon": Base("muon", 2**-11, decays=True),
-    "scion": Base("scion", 2**-12, activation=2.0),
-    "uscion": Base("uscion", 2**-12, activation=2.0),
-    "soda_dagger": Base("soda_dagger", 2**-12, activation=2.0),
-    "lion": Base("lion", 2**-12, warmup=0.05, decays=True),
+    "adamw": Base(LR["adamw"], warmup=0.05, decays=True),
+    "muon": Base(LR["muon"], decays=True),
+    "scion": Base(LR["scion"], activation=2.0),
+    "uscion": Base(LR["uscion"], activation=2.0),
+    "soda_dagger": Base(LR["soda_dagger"], activation=2.0),
+    "lion": Base(LR["lion"], warmup=0.05, decays=True),
 }
-ALIASES = {"adam": "adamw", "sf": "schedule_free"}
-INSIDE = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
-"""The roles that each pull acts on. These pulls can also be inside an average."""
 CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
 """Experimental pulls, which are wrappers only."""
-ANCHORED = INSIDE | CAUTIOUS
-AVERAGED: dict[str, Callable[[Optimizer], Watched]] = {
-    "schedule_free": ScheduleFree,
-    "gpa": GPA,
-    "lookahead": Lookahead,
-    "snoo": SNOO,
-}
-_FREE = [base for base in BASES if base != "soda_dagger"]
-_PULLED = (*BASES, *(f"{pull}({base})" for pull in INSIDE for base in _FREE))
-_AVERAGES = [f"{average}({inner})" for average in AVERAGED for inner in _PULLED]
-NAMES = (*_PULLED, *(f"{pull}({base})" for pull in CAUTIOUS for base in _FREE), *_AVERAGES)
-
-
-class Name(NamedTuple):
-    """A parsed name.
-
-    soda(muon) is ("soda", None, "muon"), and gpa(soda(muon)) is ("gpa", "soda", "muon"). Wrappers
-    do not nest: inside an average, the pull is part of the methods of the base (zoo.soda).
-    """
-
-    wrapper: str | None
-    pull: str | None
-    base: str
-
-    @property
-    def spec(self) -> Base:
-        return BASES[self.base]
-
-    @property
-    def warmup(self) -> float:
-        """Fraction of the run over which the learning rate rises.
-
-        It is 0 for a pull inside an average, which cannot wait for the end of a warmup.
-        """
-        return 0.0 if self.pull else self.spec.warmup
-
-    @property
-    def anchored(self) -> bool:
-        return self.wrapper in ANCHORED or bool(self.pull) or self.base == "soda_dagger"
-
-    @property
-    def decays(self) -> bool:
-        """Whether it has a weight decay."""
-        return self.spec.decays and (not self.anchored or self.wrapper == "cautious_wd")
-
-    def __str__(self) -> str:
-        inner = f"{self.pull}({self.base})" if self.pull else self.base
-        return f"{self.wrapper}({inner})" if self.wrapper else inner
+PULLS = PULLED | CAUTIOUS
+NAMES = [*every_name(BASES, PULLED, AVERAGED), *every_name(BASES, CAUTIOUS)[len(BASES) :]]
 
 
 def parse(text: str) -> Name:
-    """Parse a name. SODA(Muon) and soda(muon) are equal."""
-    plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
-    *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
-    if base == "scion" and outer and outer[-1] in ANCHORED:
-        base = "uscion"  # Scion without its pull to the origin, which the wrapper's pull replaces
-    name = Name(outer[0] if outer else None, outer[1] if len(outer) > 1 else None, base)
-    whole = all(outer) and plain.endswith(")" * len(outer)) and plain.count(")") == len(outer) < 3
-    if not whole or str(name) not in NAMES:
-        raise ValueError(unknown("optimizer", text, ("adam", *NAMES)))
+    """Parse a name, and give equal optimizers one name.
+
+    A job has its own weight decay, so adam is adamw. A pull replaces Scion's pull to the origin, so
+    soda(scion) is soda(uscion).
+    """
+    name = names.parse(text, RECIPES, PULLS, AVERAGED)
+    same = {"adam": "adamw", "scion": "uscion" if name.pull else "scion"}
+    name = name._replace(base=same.get(name.base, name.base))
+    if str(name) not in NAMES:
+        raise ValueError(unknown("optimizer", text, NAMES))
     return name
+
+
+def decays(name: Name) -> bool:
+    """Whether the optimizer has a weight decay."""
+    return BASES[name.base].decays and (not name.is_anchored or name.pull == "cautious_wd")
 
 
 @dataclass(frozen=True)
@@ -153,22 +107,18 @@ def check(name: Name, s: Settings) -> None:
         raise ValueError(f"lr must be positive, got {s.lr}")
     if not 0 <= s.wd < math.inf:
         raise ValueError(f"wd must not be negative, got {s.wd}")
-    if s.wd and not name.decays:
-        why = "the pull replaces it" if name.anchored else "the learning rate decides its pull"
+    if s.wd and not decays(name):
+        why = "the pull replaces it" if name.is_anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in ("init", "zero"):
         raise ValueError(unknown("z0", s.z0, ("init", "zero")))
-    if s.z0 != "init" and (name.pull or not name.anchored):
+    if s.z0 != "init" and name.pull and name.average:
         raise ValueError(f"z0 is {s.z0}: only soda_dagger and soda(...) have it, not {name}")
-    if name.pull and s.warmup_steps:
-        raise ValueError(f"the pull in {name} begins with the first step: use warmup 0")
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
-    for setting, value in (("fade", s.fade), ("decay", s.decay)):
-        if value not in (None, "uniform") and not name.anchored:
-            raise ValueError(
-                f"{setting} is {value}: only soda_dagger and soda(...) have it, not {name}"
-            )
+    defaults = Settings(s.lr)
+    pull = {key: getattr(s, key) for key in ("z0", "fade", "decay")}
+    check_pull(name, **{k: None if v == getattr(defaults, k) else v for k, v in pull.items()})
     _check_momentum(name, s)
     if s.fade and not (len(s.fade) == 2 and 0 <= s.fade[0] < s.fade[1] <= 1):
         raise ValueError(f"fade must be two fractions of the run such as 0.67 0.9, got {s.fade}")
@@ -187,27 +137,17 @@ SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 
 
 def build(name: Name, model: nn.Module, s: Settings) -> Watched:
-    """Build the optimizer for a model."""
+    """Build the optimizer for a model. A pull begins at the end of the warmup."""
     check(name, s)
-    opt = SODA(param_groups(model, recipe(name, s)), s.lr)
-    if name.wrapper in AVERAGED:
-        return AVERAGED[name.wrapper](opt)
-    if name.wrapper is None:
-        return opt
-    options: dict[str, Any] = {"start": s.warmup_steps, "decay": _pull(s)}
-    options["anchor"] = "auto" if s.z0 == "init" else Origin()
-    if name.wrapper == "cautious_wd":
-        options = {"decay": schedules.times(schedules.lr, s.wd), "anchor": Origin()}
-    kind = CautiousWrapper if name.wrapper in CAUTIOUS else SODAWrapper
-    return kind(opt, only=_pulled(model, ANCHORED[name.wrapper]), **options)
-
-
-def _pulled(model: nn.Module, roles: tuple[str, ...]) -> list[nn.Parameter]:
-    """Return the trainable parameters that have one of these roles."""
-    found = [row.parameter for row in plan(model).rows if row.role in roles]
-    if not found:
-        raise ValueError(f"the model has no parameter to pull: no role is one of {roles}")
-    return found
+    start = s.warmup_steps if name.is_anchored else 0
+    anchor = Origin() if s.z0 == "zero" and name.pull else None
+    pull: dict[str, Any] = {"decay": _pull(s), "start": start, "anchor": anchor}
+    if name.pull == "cautious_wd":
+        pull = {"decay": schedules.times(schedules.lr, s.wd), "anchor": Origin()}
+    if name.pull in CAUTIOUS:
+        pull["wrapper"] = CautiousWrapper
+    roles = PULLS.get(name.pull or "", ())
+    return assemble(model, name, recipe(name, s), s.lr, roles, **pull)
 
 
 def _pull(s: Settings) -> schedules.Coef:
@@ -219,18 +159,12 @@ def _pull(s: Settings) -> schedules.Coef:
 
 
 def recipe(name: Name, s: Settings) -> dict[str, Rule]:
-    """Return the rules of the layer plan, without the pull of a wrapper."""
-    found = rules(s.recipe or name.spec.recipe)
-    if name.base in SPECTRAL:
-        found = {role: _tuned(rule, name, s) for role, rule in found.items()}
-    dense = {role: rule for role in MATRICES if (rule := rule_of(found, role)) is not None}
-    if not name.anchored:  # an anchored optimizer's decay is its pull
-        found |= {role: _decayed(rule, s.wd) for role, rule in dense.items()}
-    return soda(found, ANCHORED[name.pull], _pull(s)) if name.pull else found
-
-
-def _decayed(rule: Rule, wd: float) -> Rule:
-    return rule._replace(method=zoo.decayed(rule.method, wd)) if wd else rule
+    """Return the rules of the layer plan, without the pull."""
+    wd = 0.0 if name.is_anchored else s.wd  # an anchored optimizer's decay is its pull
+    found = decayed(s.recipe, wd) if s.recipe else base_rules(name, wd)
+    if name.base not in SPECTRAL:
+        return found
+    return {role: _tuned(rule, name, s) for role, rule in found.items()}
 
 
 def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
@@ -243,8 +177,6 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
         method = replace(method, alpha=first(s.alpha) if dagger else s.alpha)
     if s.alpha_bar is not None:
         method = replace(method, alpha_bar=s.alpha_bar)
-    if dagger:
-        method = replace(method, lam=_pull(s))
     if dagger and s.z0 == "zero":  # the other bases get z0 from the wrapper
         method = replace(method, centre="origin")
     return rule._replace(method=method)

@@ -139,8 +139,8 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     found, notes = classify_all(model, overrides)
     rows = tuple(_planned(f, known) for f in found)
     notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
-    name = recipe if isinstance(recipe, str) else "recipe"
-    return Plan(f"{name} for {type(unwrapped(model)).__name__}", rows, tuple(notes))
+    title = type(unwrapped(model)).__name__
+    return Plan(f"{recipe} for {title}" if isinstance(recipe, str) else title, rows, tuple(notes))
 
 
 def param_groups(

@@ -5,12 +5,13 @@ A role without a rule of its own follows the rule of its PARENT, and then the ru
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from sodaopt import geometry, zoo
 from sodaopt._errors import unknown
+from sodaopt._names import UNDECAYED, parse
 from sodaopt.core.method import Method
 from sodaopt.geometry import BiasRMS, Norm, Sign, Spectral
 from sodaopt.layers.roles import MATRICES, PARENT, ROLES
@@ -59,8 +60,8 @@ RECIPES: dict[str, Recipe] = {
     "adamw": {"vector": Rule(zoo.adam(BETAS)), "rest": Rule(zoo.adamw(BETAS))},
     "lion": {"rest": Rule(zoo.lion())},
 }
-UNDECAYED = {"scion": "uscion", "adamw": "adam"}
-"""The same recipe without weight decay: soda() pulls to the initial weights instead."""
+PULLED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
+"""The roles that each pull anchors."""
 
 
 def soda(
@@ -73,23 +74,37 @@ def soda(
     decay: strength of the pull, as in zoo.soda.
     """
     base = rules(UNDECAYED.get(recipe, recipe) if isinstance(recipe, str) else recipe)
-    anchored = {
-        role: rule._replace(method=zoo.soda(rule.method, decay))
-        for role in only
-        if (rule := rule_of(base, role)) is not None
-    }
-    return base | anchored
+    return _changed(base, only, lambda method: zoo.soda(method, decay))
+
+
+def repulled(recipe: Recipe, decay: Coef) -> dict[str, Rule]:
+    """Return a recipe of anchored methods with another strength of the pull."""
+    found = rules(recipe)
+    return _changed(found, found, lambda method: replace(method, lam=decay))
+
+
+def decayed(
+    recipe: str | Recipe, weight_decay: float, only: tuple[str, ...] = MATRICES
+) -> dict[str, Rule]:
+    """Return a recipe with decoupled weight decay on some roles, by default the hidden layers."""
+    return _changed(rules(recipe), only, lambda method: zoo.decayed(method, weight_decay))
+
+
+def _changed(
+    found: dict[str, Rule], only: Iterable[str], change: Callable[[Method], Method]
+) -> dict[str, Rule]:
+    """Return the rules with another method for some roles. A role without a rule stays without."""
+    own = {role: rule for role in only if (rule := rule_of(found, role)) is not None}
+    return found | {role: rule._replace(method=change(rule.method)) for role, rule in own.items()}
 
 
 def rules(recipe: str | Recipe) -> dict[str, Rule]:
     """Return the checked rules of a recipe: a dict, or a name such as "muon" or "soda(muon)"."""
     if isinstance(recipe, str):
-        if anchored := re.fullmatch(r"soda\((.+)\)", recipe):
-            return soda(anchored[1])
-        if recipe not in RECIPES:
-            known = [*RECIPES, *(f"soda({name})" for name in RECIPES if name != "soda_dagger")]
-            raise ValueError(unknown("recipe", recipe, known))
-        recipe = RECIPES[recipe]
+        name = parse(recipe, RECIPES, PULLED, kind="recipe")
+        if name.pull:
+            return soda(name.base, PULLED[name.pull])
+        recipe = RECIPES[name.base]
     for role in recipe:
         if role not in (*ROLES, "rest"):
             raise ValueError(unknown("role", role, [*ROLES, "rest"]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from .. import labels
-from ..optimizers import parse
+from ..optimizers import decays, parse
 from ..variants import AXES, SCALE, SweepLine, Variant, scale, sweep, swept
 
 NAMES = {"lr": "learning rate", "wd": "weight decay"}
@@ -132,7 +132,7 @@ def _level(line: SweepLine, axis: str) -> bool:
     if axis != "wd" or [x for x, _ in line.points] != [0.0]:
         return False
     try:
-        return not parse(str(line.job.get("optimizer"))).decays
+        return not decays(parse(str(line.job.get("optimizer"))))
     except ValueError:  # an optimizer of another version
         return False
 

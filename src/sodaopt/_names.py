@@ -1,0 +1,79 @@
+"""The grammar of optimizer names, for the library and the command line.
+
+    name    := average(pulled) | pulled             gpa(soda(muon))
+    pulled  := pull(base) | base                    soda(muon), muon
+
+The caller passes the tables of bases, pulls and averages that it knows. A list of parameters has
+the rows of the zoo as bases, and a model the recipes of the layer plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from sodaopt._errors import unknown
+
+ALIASES = {"sf": "schedule_free"}
+UNDECAYED = {"scion": "uscion", "adamw": "adam"}
+"""The same base without weight decay, which a pull to the initial weights replaces."""
+ANCHORED = ("soda_dagger",)
+"""Bases that have a pull of their own."""
+
+
+class Name(NamedTuple):
+    """A parsed name. gpa(soda(muon)) is Name("muon", "soda", "gpa")."""
+
+    base: str
+    pull: str | None = None
+    average: str | None = None
+
+    def __str__(self) -> str:
+        outer = [part for part in (self.average, self.pull) if part]
+        return "(".join([*outer, self.base]) + ")" * len(outer)
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether parameters are pulled toward their initial weights."""
+        return self.pull is not None or self.base in ANCHORED
+
+    @property
+    def undecayed(self) -> str:
+        """The base, without its weight decay if there is a pull."""
+        return UNDECAYED.get(self.base, self.base) if self.pull else self.base
+
+
+def parse(
+    text: str,
+    bases: Collection[str],
+    pulls: Collection[str],
+    averages: Collection[str] = (),
+    kind: str = "optimizer",
+) -> Name:
+    """Parse a name. SODA(Muon) and soda(muon) are equal.
+
+    kind: the kind of thing that the name should be, for the error.
+    """
+    plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
+    *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
+    average = outer.pop(0) if outer and outer[0] in averages else None
+    pull = outer.pop(0) if outer and outer[0] in pulls else None
+    name = Name(base, pull, average)
+    depth = str(name).count(")")
+    is_closed = plain.endswith(")" * depth) and plain.count(")") == depth
+    if pull and base in ANCHORED:
+        raise ValueError(f"{text} is anchored twice: {base} has a pull of its own. Remove {pull}")
+    if outer or not is_closed or base not in bases:
+        listed = [*bases, *(f"{part}(...)" for part in (*pulls, *averages))]
+        raise ValueError(unknown(kind, text, every_name(bases, pulls, averages), listed))
+    return name
+
+
+def every_name(
+    bases: Collection[str], pulls: Collection[str], averages: Collection[str] = ()
+) -> list[str]:
+    """Return every name: the bases alone, pulled, and both of these averaged."""
+    pulled = [f"{pull}({base})" for pull in pulls for base in bases if base not in ANCHORED]
+    plain = [*bases, *pulled]
+    return [*plain, *(f"{average}({name})" for average in averages for name in plain)]
