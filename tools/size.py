@@ -1,6 +1,6 @@
 """Count the library's lines of code, without blank lines, comments and docstrings.
 
-    python -m tools.size             the total and the longest files
+    python -m tools.size             by package, with the capabilities that came after 0.1 apart
     python -m tools.size --all       every file
 
 The lab and the theory are not counted because no optimizer needs them.
@@ -12,6 +12,7 @@ import argparse
 import ast
 import io
 import tokenize
+from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sodaopt"
@@ -24,9 +25,34 @@ NOT_CODE = {
     tokenize.ENDMARKER,
 }
 
+LATER = {
+    "ranks share the work on matrices": (
+        "parallel/exchange.py",
+        "parallel/layout.py",
+        "parallel/agree.py",
+        "core/together.py",
+        "geometry/views.py: Frame.boxes Frame.one Frame.sides _Columns.boxes _steps",
+        "geometry/norms.py: Shards _Lengths.units",
+    ),
+    "the spectral step by kernels and Gram products": (
+        "backends/products.py",
+        "backends/triton/spectral.py",
+        "backends/triton/symmetric.py",
+        "geometry/views.py: Stored Frame.stored _Columns.stored",
+    ),
+    "diagnostics": ("core/diagnostics.py", "wrappers/soda.py: SODAWrapper.pulls"),
+    "failed steps are undone, hooks of the base": (
+        "wrappers/base.py: _ctrl_c_waits _undone_or_finished _run _hook_tables _run_hooks"
+        " _without_hooks _run_hooks_after",
+    ),
+    "the pull that falls with the learning rate": ("schedules/history.py: coupled _LargestLr",),
+    "the roles of 62 architectures": ("layers/stored.py",),
+}
+"""Capabilities that 0.1 did not have: files, or definitions in a file that 0.1 had too."""
 
-def code_lines(source: str) -> int:
-    """Count the lines that hold a token of code.
+
+def code_lines(source: str) -> set[int]:
+    """The numbers of the lines that hold a token of code.
 
     A string that is a statement of its own is documentation, wherever it stands.
     """
@@ -37,30 +63,80 @@ def code_lines(source: str) -> int:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
-    return len(lines)
+    return lines
 
 
-def sizes() -> dict[str, tuple[int, int]]:
-    """Map each file to its lines of code and its lines in all, longest file first."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        name = path.relative_to(PACKAGE)
-        if name.parts[0] not in ("lab", "theory"):
-            source = path.read_text(encoding="utf-8")
-            found[str(name)] = code_lines(source), source.count("\n")
-    return dict(sorted(found.items(), key=lambda item: (-item[1][1], item[0])))
+def definitions(source: str) -> dict[str, range]:
+    """The lines of each function, class and method, decorators included."""
+    found: dict[str, range] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                found[prefix + child.name] = range(first, (child.end_lineno or first) + 1)
+                visit(child, f"{prefix}{child.name}.")
+
+    visit(ast.parse(source), "")
+    return found
+
+
+def sources() -> dict[str, str]:
+    """The library's files by their path in the package."""
+    paths = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return {
+        name: path.read_text(encoding="utf-8")
+        for name, path in paths.items()
+        if Path(name).parts[0] not in ("lab", "theory")
+    }
+
+
+def later(files: dict[str, str]) -> dict[str, dict[str, int]]:
+    """The lines of code of each later capability, by file."""
+    found: dict[str, dict[str, int]] = {}
+    for capability, entries in LATER.items():
+        found[capability] = {}
+        for entry in entries:
+            name, _, wanted = entry.partition(": ")
+            lines, known = code_lines(files[name]), definitions(files[name])
+            if wanted:
+                lines &= {n for definition in wanted.split() for n in known[definition]}
+            found[capability][name] = len(lines)
+    return found
+
+
+def report(files: dict[str, str]) -> str:
+    """The lines of code by package, of the base and of each later capability."""
+    sizes = {name: len(code_lines(source)) for name, source in files.items()}
+    added = later(files)
+    base = Counter(sizes)
+    for by_file in added.values():
+        base.subtract(by_file)
+    packages = sorted({Path(name).parts[0] for name in files})
+    lines = [" code  base  package"]
+    for package in packages:
+        its = [name for name in files if Path(name).parts[0] == package]
+        lines.append(f"{sum(sizes[n] for n in its):5d} {sum(base[n] for n in its):5d}  {package}")
+    lines.append(f"{sum(sizes.values()):5d} {base.total():5d}  in {len(files)} files")
+    lines += ["", "later capabilities"]
+    lines += [f"{sum(by_file.values()):5d}  {name}" for name, by_file in added.items()]
+    return "\n".join(lines)
+
+
+def listing(files: dict[str, str]) -> str:
+    """The lines of code and all lines of each file, longest file first."""
+    sizes = {name: (source.count("\n"), len(code_lines(source))) for name, source in files.items()}
+    rows = sorted(sizes.items(), key=lambda item: (-item[1][0], item[0]))
+    return "\n".join(
+        [" code   all  file", *(f"{code:5d} {all_:5d}  {n}" for n, (all_, code) in rows)]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--all", action="store_true", help="list every file, not the longest ten")
-    found = sizes()
-    shown = list(found.items())[: None if parser.parse_args().all else 10]
-    print(" code   all  file")
-    for name, (code, all_) in shown:
-        print(f"{code:5d} {all_:5d}  {name}")
-    totals = [sum(column) for column in zip(*found.values(), strict=True)]
-    print(f"{totals[0]:5d} {totals[1]:5d}  in {len(found)} files")
+    parser.add_argument("--all", action="store_true", help="list every file")
+    files = sources()
+    print(listing(files) if parser.parse_args().all else report(files))
 
 
 if __name__ == "__main__":
