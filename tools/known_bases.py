@@ -151,7 +151,7 @@ def verdict(cls: type[Optimizer], steps: int = 50) -> str:
             gap = algorithm_1(wrapped, ours, plain, theirs, steps)
         except Exception as e:
             return f"not run: {_short(e)}"
-        return f"{'delta' if wrapped.reads else 'pull first'} {gap:.1e}"
+        return f"{'delta' if wrapped._reads else 'pull first'} {gap:.1e}"
 
 
 def algorithm_1(

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from sodaopt._errors import unknown
 from sodaopt.lab.visible import visible
@@ -32,9 +31,7 @@ COMMANDS = {
     "train": Command("sodaopt.lab.commands", "Train", "train a small GPT"),
     "compare": Command("sodaopt.lab.many", "Compare", "compare several optimizers"),
     "sweep": Command("sodaopt.lab.many", "Sweep", "train a grid of settings"),
-    "reproduce": Command(
-        "sodaopt.lab.reproduce", "Reproduce", "run the paper's figures and tables"
-    ),
+    "reproduce": Command("sodaopt.lab.reproduce", "Reproduce", "run the paper's experiments"),
     "report": Command("sodaopt.lab.report.command", "Report", "write a report page about runs"),
     "sample": Command("sodaopt.lab.commands", "Sample", "generate text with a trained model"),
     "track3": Command("sodaopt.lab.track3", "Track3", "judge runs by the rules of track 3"),
@@ -88,8 +85,11 @@ def _call(name: str, args: list[str]) -> int:
     try:
         import tyro
 
+        from sodaopt.lab.labels import parser_rules
+
         config = getattr(import_module(command.module), command.name)
-        return int(tyro.cli(config, prog=f"sodaopt {name}", args=args, registry=_rules()).run())
+        made = tyro.cli(config, prog=f"sodaopt {name}", args=args, registry=parser_rules())
+        return int(made.run())
     except ModuleNotFoundError as e:
         if (e.name or "").startswith("sodaopt"):  # a bug here, not a missing package
             raise
@@ -101,29 +101,6 @@ def _call(name: str, args: list[str]) -> int:
         raise
     except (ValueError, OSError) as e:  # wrong arguments or files, not a bug: no traceback
         return _fail(str(e))
-
-
-def _rules() -> Any:
-    """Return the rules of the argument parser: a number may be written as 2^-11."""
-    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-    from sodaopt.lab.labels import number
-
-    rules = ConstructorRegistry()
-
-    @rules.primitive_rule
-    def _(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
-        if info.type is not float:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="FLOAT",
-            instance_from_str=lambda words: number(words[0]),
-            is_instance=lambda x: isinstance(x, float | int),
-            str_from_instance=lambda x: [str(x)],
-        )
-
-    return rules
 
 
 def _fail(message: str) -> int:

@@ -100,7 +100,7 @@ class Seeds(Elsewhere):
         ):
             raise ValueError(
                 f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
-                "loaded, resized or changed after seeded_(); seed it again, or use another anchor"
+                "loaded, resized or changed after seeded_(). Seed it again, or use another anchor"
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:

@@ -38,6 +38,27 @@ def number(text: str) -> float:
     return x
 
 
+def parser_rules() -> Any:
+    """Return the rules of the argument parser: a number may be written as 2^-11."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+    rules = ConstructorRegistry()
+
+    @rules.primitive_rule
+    def _(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+        if info.type is not float:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs=1,
+            metavar="FLOAT",
+            instance_from_str=lambda words: number(words[0]),
+            is_instance=lambda x: isinstance(x, float | int),
+            str_from_instance=lambda x: [str(x)],
+        )
+
+    return rules
+
+
 def without_seed(job: Record, also: Collection[str] = ()) -> Record:
     """Return a job without its seed, and without the settings in `also`."""
     return {k: v for k, v in job.items() if k != "seed" and k not in also}

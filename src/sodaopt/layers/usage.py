@@ -76,9 +76,9 @@ def _declared(models: list[Any], getter: str, locations: Locations) -> set[nn.Pa
 def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     """Add tied layers, the layers that end in the model's output, and those parallel to a head.
 
-    A linear layer with the shape of the largest table computes logits over the vocabulary. Beside
-    such a layer, another head reads as many inputs. If nothing else is found, the last layer in
-    order of registration is the head.
+    A linear layer with the shape of the largest table computes logits over the vocabulary. Another
+    head beside it has as many inputs. If nothing else is found, the last layer in order of
+    registration is the head.
     """
     sizes = {p: size for p, ats in usage.locations.items() if (size := _sizes(ats))}
     single = {p: at for p in sizes if _is_single(at := usage.locations[p][0], bodies)}

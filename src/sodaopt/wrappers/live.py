@@ -79,8 +79,13 @@ class LiveOptimizer(Optimizer):
 
         It never creates an entry: many bases initialise a parameter only if its state is empty.
         """
-        s, mine = self.base.state.get(p, {}), self._key("")
-        return {str(k)[len(mine) :]: v for k, v in s.items() if str(k).startswith(mine)}
+        state = self.base.state.get(p, {})
+        return {key.removeprefix(self._key("")): state[key] for key in self._own_keys(state)}
+
+    def _own_keys(self, state: Any) -> list[str]:
+        """The wrapper's keys in a parameter's state. A base's state may be something else."""
+        keys = state if isinstance(state, dict) else ()
+        return [key for key in keys if str(key).startswith(self._key(""))]
 
     # -- the base, live -----------------------------------------------------------------------
 
@@ -146,10 +151,10 @@ class LiveOptimizer(Optimizer):
 
     def _pop_own(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
         """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
-        saved, mine = state[n], self._key("")
-        state[n] = {k: v for k, v in saved.items() if not str(k).startswith(mine)}
-        own = {k: v for k, v in saved.items() if str(k).startswith(mine)}
-        return {k: self._restored(p, k.removeprefix(mine), t) for k, t in own.items()}
+        keys = self._own_keys(state[n])
+        own = {k: self._restored(p, k.removeprefix(self._key("")), state[n][k]) for k in keys}
+        state[n] = {k: v for k, v in state[n].items() if k not in own} if own else state[n]
+        return own
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""
@@ -180,16 +185,14 @@ class LiveOptimizer(Optimizer):
 
     def _load_base(self, state_dict: dict[str, Any]) -> None:
         """Load the base without the wrapper's tensors: the base would miss them in the dict."""
-        kept = {
-            p: {k: s.pop(k) for k in list(s) if str(k).startswith(self._key(""))}
-            for p, s in self.base.state.items()
-            if isinstance(s, dict)
-        }
+        states = self.base.state.items()
+        kept = {p: {k: s.pop(k) for k in self._own_keys(s)} for p, s in states}
         try:
             self.base.load_state_dict(state_dict)
         except BaseException:
-            for p, s in kept.items():
-                self.base.state[p].update(s)
+            for p, own in kept.items():
+                if own:
+                    self.base.state[p].update(own)
             raise
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class SODAWrapper(Wrapper):
             group["soda_only"] = chosen
         base.defaults["soda_only"] = only is None
         for group in base.param_groups:  # raise now if lam is out of range
-            self.lam(self._group_keys() | group | {"soda_k": self.start})
+            self._lam(self._group_keys() | group | {"soda_k": self.start})
         super().__init__(base)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -103,13 +103,13 @@ class SODAWrapper(Wrapper):
                 _check_decay(self.base, group, j)
 
     @property
-    def reads(self) -> bool:
+    def _reads(self) -> bool:
         """Whether the base's update may depend on the weights, apart from a weight decay."""
         return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
     # -- the pull -----------------------------------------------------------------------------
 
-    def lam(self, group: Group) -> float:
+    def _lam(self, group: Group) -> float:
         """The strength of the pull at the coming step."""
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
         if group["soda_k"] < self.start:
@@ -125,7 +125,7 @@ class SODAWrapper(Wrapper):
         return k
 
     def _before(self, step: GroupStep) -> None:
-        group, lam = step.group, self.lam(step.group)
+        group, lam = step.group, self._lam(step.group)
         chosen = _chosen(step)
         z0 = self._z0(step, [p for p, _ in chosen])
         pairs = [(x, z0[p]) for p, x in chosen if p in z0]
@@ -136,7 +136,7 @@ class SODAWrapper(Wrapper):
 
     def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
-        if self.reads or lam == 1:  # the base must see them, or lam = 1 has no inverse
+        if self._reads or lam == 1:  # the base must see x, or the pull has no inverse
             pulled = [x.clone() for x in xs]
             pull_(pulled, z0, lam)
             torch._foreach_sub_(pulled, xs)
@@ -189,7 +189,7 @@ class SODAWrapper(Wrapper):
         """Return the pull of the coming step. A parameter is pulled once its z0 is captured."""
         found = {}
         for group in self.base.param_groups:
-            lam = self.lam(group)
+            lam = self._lam(group)
             for p in group["params"]:
                 if "z0" in (own := self._own(p)):
                     found[p] = Pull(lam, self.anchor.source(p, own["z0"]))
@@ -229,8 +229,8 @@ def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
         chosen = {p for entry in entries for p in entry}
         if chosen - {p for g in base.param_groups for p in g["params"]}:
             raise ValueError(
-                "only= takes parameters or groups of the base optimizer (its param_groups), or a "
-                "predicate of a parameter; one of its entries is something else"
+                "an entry of only= is neither a parameter nor a group of the base optimizer: "
+                "pass its parameters, its param_groups, or a predicate of a parameter"
             )
         only = chosen.__contains__
     selected = [_positions(g["params"], only) for g in base.param_groups]
