@@ -409,8 +409,8 @@ OPTIONS = {
     "at_start": ({"at_start": "restrat"}, "did you mean 'restart'"),
     "start": ({"start": -1}, "start must be an integer of at least 0"),
     "only nothing": ({"only": []}, "selects no parameter"),
-    "only strangers": ({"only": network()}, "one of its entries is something else"),
-    "only a name": ({"only": ["weight"]}, "one of its entries is something else"),
+    "only strangers": ({"only": network()}, "neither a parameter nor a group"),
+    "only a name": ({"only": ["weight"]}, "neither a parameter nor a group"),
 }
 
 

@@ -73,8 +73,8 @@ def check_base(base: Any, wrapper: str) -> None:
     closure = list(step.values())[1] if len(step) > 1 else None
     if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
         raise TypeError(
-            f"{name} evaluates the loss several times a step, at points of its own, so the pull "
-            "cannot be added to one update: wrap another optimizer"
+            f"{name} evaluates the loss several times a step, at points of its own: there is no "
+            "one update to add the pull to"
         )
     averages = (
         any(m.keeps_x or m.keeps_z for m in base.methods.values())

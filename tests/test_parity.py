@@ -43,7 +43,7 @@ def test_theirs_trains(entry: Theirs) -> None:
 def test_every_published_row_is_here() -> None:
     """A row of one's own is covered by the slow reference. A published name must equal its own."""
     from sodaopt.zoo import ROWS
-    from tests.core.test_zoo import PROMISED
+    from tests.test_zoo import PROMISED
 
     assert set(PROMISED) <= {entry.row for entry in ENTRIES}
     assert set(ROWS) >= set(PROMISED)
