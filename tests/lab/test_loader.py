@@ -242,19 +242,20 @@ def test_windows_are_mixed_well(tmp_path):
 def test_validation_reads_everything_in_order(sequences, tokens, files):
     batches = list(val_batches(files, sequences, CONTEXT, tokens))
     count = 13 if tokens in (8 * 13, 8 * 13 + 7) else WINDOWS
-    sizes = [len(inputs) for inputs, _ in batches]
+    sizes = [len(inputs) for inputs, _, _ in batches]
     assert sum(sizes) == count
     assert all(size == sequences for size in sizes[:-1])
-    inputs = torch.cat([i for i, _ in batches])
+    inputs = torch.cat([i for i, _, _ in batches])
     assert torch.equal(inputs[:, 0], inputs[:, 0].sort()[0])
-    assert all(torch.equal(t, i + 1) for i, t in batches)
+    assert all(torch.equal(t, i + 1) and n == i.numel() for i, t, n in batches)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_ranks_share_validation(world, files):
-    whole = torch.cat([i for i, _ in val_batches(files, 4, CONTEXT)])
-    ranks = [val_batches(files, 4, CONTEXT, rank=r, world=world) for r in range(world)]
-    assert torch.equal(torch.cat([i for rank in ranks for i, _ in rank]), whole)
+    whole = torch.cat([i for i, _, _ in val_batches(files, 4, CONTEXT)])
+    ranks = [list(val_batches(files, 4, CONTEXT, rank=r, world=world)) for r in range(world)]
+    assert torch.equal(torch.cat([i for rank in ranks for i, _, n in rank if n]), whole)
+    assert len({len(rank) for rank in ranks}) == 1, "FSDP needs equal numbers of forward passes"
 
 
 def test_validation_on_too_few_tokens_is_refused_at_once(files):

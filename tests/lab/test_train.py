@@ -2,11 +2,9 @@
 are refused before any data is read, and failures are reported."""
 
 import math
-import os
 import random
 import resource
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -29,7 +27,6 @@ from tests.support.lab_jobs import (
     Command,
     Said,
     begin,
-    context,
     embedded,
     exit_code,
     flags,
@@ -460,36 +457,6 @@ def test_accumulation(name: str, micro: int) -> None:
     train.train(job(name, batch=4), A)
     train.train(job(name, batch=4), B, Execution(micro_batch=micro))
     close(A, B)
-
-
-def rank_of_two(rank: int, port: int, folder: str) -> None:
-    os.chdir(folder)
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
-    it = job("soda(muon)", batch=4, eval_tokens=5 * 32)
-    train.train(it, B, Execution(micro_batch=1, checkpoint_every=2))
-    with pytest.raises(train.Refused, match="not the same folder on all ranks"):
-        train.train(it, Path(f"of-rank-{rank}"), Execution(micro_batch=1))
-    torch.distributed.destroy_process_group()
-
-
-def test_two_ranks() -> None:
-    """Five windows to validate on: three for one rank, two for the other."""
-    train.train(job("soda(muon)", batch=4, eval_tokens=5 * 32), A)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [context.Process(target=rank_of_two, args=(r, port, os.getcwd())) for r in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(100)
-        assert process.exitcode == 0
-    close(A, B)
-    assert len(lines(B, "run")) == len(lines(B, "end")) == 1
-    assert len(lines(B, "step")) == 6
-    assert lines(B, "run")[0]["environment"]["world"] == 2
 
 
 def test_second_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,14 +128,15 @@ def exchange_flops(X: Tensor) -> int:
     return short * short * (2 * long + short)
 
 
+GATHER = "all_gather_into_tensor"  # before torch 2.13
+
+
 @contextmanager
 def counted() -> Iterator[Log]:
     log, patch = Log(), pytest.MonkeyPatch()
-    all_to_all, gather, reduce = (
-        dist.all_to_all_single,
-        dist.all_gather_into_tensor,
-        dist.all_reduce,
-    )
+    all_to_all, reduce = dist.all_to_all_single, dist.all_reduce
+    gather_name = "all_gather_single" if hasattr(dist, "all_gather_single") else GATHER
+    gather = getattr(dist, gather_name)
     plan, broadcast = exchange.plan, dist.broadcast
 
     def all_to_all_(out: Tensor, x: Tensor, got: Any, given: Any, group: Any, **more: Any) -> Any:
@@ -164,7 +165,7 @@ def counted() -> Iterator[Log]:
         return log.plans[-1]
 
     patch.setattr(dist, "all_to_all_single", all_to_all_)
-    patch.setattr(dist, "all_gather_into_tensor", gather_)
+    patch.setattr(dist, gather_name, gather_)
     patch.setattr(dist, "all_reduce", reduce_)
     patch.setattr(dist, "broadcast", broadcast_)
     patch.setattr(exchange, "plan", plan_)

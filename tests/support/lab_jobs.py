@@ -59,7 +59,8 @@ def start_forkserver() -> None:
     import torch again, which takes seconds. `_stop` is private, and made for tests.
     """
     forkserver._forkserver._stop()
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    fsdp = "torch.distributed.fsdp", "torch.distributed.checkpoint"
+    context.set_forkserver_preload([__name__, "torch._dynamo", *fsdp])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # the server starts before a test hides the GPU
         forkserver.ensure_running()

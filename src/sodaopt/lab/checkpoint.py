@@ -1,10 +1,14 @@
-"""Write and read checkpoints. A file appears complete or not at all, and two are kept."""
+"""Write and read checkpoints. A file appears complete or not at all, and two are kept.
+
+A sharded run writes folders instead of files, see sharded.py.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,8 +18,9 @@ from typing import Any
 
 import torch
 
-from .execution import World
+from . import sharded
 from .files import sync_folder
+from .parallel import World
 
 KEEP = 2
 NOT_AN_ARCHIVE = (
@@ -55,9 +60,33 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Write folder/step-N.pt and remove all but the last two checkpoints."""
     path = folder / f"step-{step:08d}.pt"
     write(path, state)
-    for old in found(folder)[:-KEEP]:
-        old.unlink(missing_ok=True)
+    _keep_two(folder)
     return path
+
+
+def save_shards(
+    folder: Path, step: int, state: dict[str, Any], model: Any, optimizer: Any, first: bool
+) -> None:
+    """Write folder/step-N.dcp. All ranks must call it, and then wait for rank 0."""
+    path = folder / f"step-{step:08d}.dcp"
+    try:
+        sharded.save_shards(path, state, model, optimizer, first, write)
+    except OSError as e:
+        raise SaveError(str(e)) from e
+    if first:
+        _keep_two(folder)
+
+
+def _keep_two(folder: Path) -> None:
+    for old in found(folder)[:-KEEP]:
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
 
 
 def write(path: Path, value: Any) -> None:
@@ -100,7 +129,7 @@ def _reason(e: BaseException) -> str:
 
 def found(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    named = [p for p in folder.glob("step-*.pt") if re.fullmatch(r"step-\d+", p.stem)]
+    named = [p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+\.(pt|dcp)", p.name)]
     return sorted(named, key=step)
 
 
@@ -128,7 +157,7 @@ def clear(run: Path) -> None:
     if not (run / WEIGHTS).exists():
         return
     for path in (*found(folder), *folder.glob("*.damaged")):
-        path.unlink(missing_ok=True)
+        remove(path)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
@@ -137,7 +166,7 @@ def remove_partial(*folders: Path) -> None:
     """Remove the unfinished files of a killed process."""
     for folder in folders:
         for path in folder.glob("*.part"):
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def newest(kept: list[Path], say: Callable[[str], None]) -> tuple[Path, Any] | None:
@@ -190,7 +219,10 @@ def load(path: Path) -> Any:
 
 def load_state(path: Path) -> dict[str, Any]:
     """Load the checkpoint of a run. Raise Damaged if a part is missing."""
-    state = load(path)
+    file = path / sharded.REST if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise Damaged(f"{path} is damaged (it has no {file.name})")
+    state = load(file)
     if not isinstance(state, dict):
         raise Damaged(f"{path} is damaged (it contains a {type(state).__name__})")
     if missing := [name for name in PARTS if name not in state]:
@@ -200,6 +232,8 @@ def load_state(path: Path) -> dict[str, Any]:
     run = state.get("run", {"job": {}, "fingerprint": ""})
     if not (isinstance(run, dict) and isinstance(run.get("job"), dict) and "fingerprint" in run):
         raise Damaged(f"{path} is damaged (it has no record of its job)")
+    if path.is_dir() and (part := sharded.damage(path, state)):
+        raise Damaged(f"{path} is damaged (in {part})")
     return state
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from .model import Shape
 from .sinks import parse_sinks
@@ -29,6 +28,11 @@ class Execution:
     graphs: bool | None = None
     """Replay the compiled model as CUDA graphs, because small models wait for the CPU otherwise.
     The default on one GPU if a step is one forward pass."""
+    parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
+    """How the processes of torchrun share the model: each has all of it (ddp), each has a shard
+    (fsdp), or groups of processes have shards (hsdp)."""
+    shards: int | None = None
+    """Number of shards for hsdp. Default: the processes of a node."""
     micro_batch: int | None = None
     """Sequences per forward pass and device. Gradients are averaged over the passes."""
     threads: int | None = None
@@ -47,7 +51,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         parse_sinks(self.log)
-        for name in ("micro_batch", "threads", "checkpoint_every", "log_every"):
+        for name in ("shards", "micro_batch", "threads", "checkpoint_every", "log_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -106,56 +110,6 @@ class Execution:
         tokens = 2**16 * 768 // max(shape.width, 384) if device.type == "cuda" else 2**14
         most = max(1, tokens // shape.context)
         return next(n for n in range(min(most, share), 0, -1) if share % n == 0)
-
-
-@dataclass(frozen=True)
-class World:
-    """Rank of this process, and number of processes that train together."""
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def mean(self, value: torch.Tensor) -> torch.Tensor:
-        if self.size > 1:
-            dist.all_reduce(value)
-            value /= self.size
-        return value
-
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set on any process."""
-        if self.size == 1:
-            return flag
-        seen = torch.tensor(float(flag), device=device)
-        dist.all_reduce(seen)
-        return bool(seen)
-
-    def least(self, value: int, device: torch.device) -> int:
-        """Return the smallest value of all processes."""
-        if self.size == 1:
-            return value
-        seen = torch.tensor(value, device=device)
-        dist.all_reduce(seen, dist.ReduceOp.MIN)
-        return int(seen)
-
-    def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
-
-
-def join_world(device: torch.device) -> World:
-    """Join the process group, if torchrun started several processes."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        return World()
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(dist.get_rank(), size)
 
 
 def allow_recompilation() -> None:

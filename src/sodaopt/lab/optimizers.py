@@ -136,8 +136,11 @@ def _check_momentum(name: Name, s: Settings) -> None:
 SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 
 
-def build(name: Name, model: nn.Module, s: Settings) -> Watched:
-    """Build the optimizer for a model. A pull begins at the end of the warmup."""
+def build(name: Name, model: nn.Module, s: Settings, process_group: Any = None) -> Watched:
+    """Build the optimizer for a model. A pull begins at the end of the warmup.
+
+    process_group: the ranks that have the same plain parameters, and share the work.
+    """
     check(name, s)
     start = s.warmup_steps if name.is_anchored else 0
     anchor = Origin() if s.z0 == "zero" and name.pull else None
@@ -147,6 +150,7 @@ def build(name: Name, model: nn.Module, s: Settings) -> Watched:
     if name.pull in CAUTIOUS:
         pull["wrapper"] = CautiousWrapper
     roles = PULLS.get(name.pull or "", ())
+    pull["process_group"] = process_group
     return assemble(model, name, recipe(name, s), s.lr, roles, **pull)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import records
+from . import records, sharded
 from .checkpoint import (
     FOLDER,
     WEIGHTS,
@@ -51,8 +51,9 @@ def restore(run: Run) -> tuple[GPT, Any]:
     if "run" in state and (changes := differences(state["run"]["job"], run.job)):
         raise ValueError(f"{path} is of another run ({changes}): remove {path.parent}")
     with _fitting(path, run):
-        model.load_state_dict(state["model"])
         opt = build(resolved.name, model, resolved.settings)
+        sharded.fill(path, state, model, opt)
+        model.load_state_dict(state["model"])
         opt.load_state_dict(state["optimizer"])
         with averaged(opt), torch.no_grad():
             x = {name: value.clone() for name, value in model.state_dict().items()}

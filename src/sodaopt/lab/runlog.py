@@ -11,8 +11,8 @@ import torch
 from .clock import Stopwatch
 from .data import Dataset
 from .environment import environment, git, peak
-from .execution import World
 from .job import ResolvedJob
+from .parallel import World
 from .progress import Progress
 from .records import FORMAT, Writer
 from .sinks import of_record, open_sinks

@@ -1,7 +1,7 @@
 """Train one job in its folder: lock the folder, resume from a checkpoint, stop on request.
 
 NAME/run.jsonl                the records, written during the run
-NAME/checkpoints/step-*.pt    the last two checkpoints, until the run is done
+NAME/checkpoints/step-*       the last two checkpoints, until the run is done
 NAME/weights.pt               the trained weights, once the run is done
 """
 
@@ -18,9 +18,10 @@ import torch
 
 from . import checkpoint, records
 from .data import Dataset, Windows, open_data
-from .execution import Execution, World, join_world
+from .execution import Execution
 from .identity import Refused, check_run, identity
 from .job import Job, resolve
+from .parallel import World, explained, join_world
 from .presets import preset
 from .progress import Progress, Silent
 from .records import Run
@@ -60,7 +61,8 @@ def train(
                 if run.finished and ranks.first:
                     checkpoint.clear(folder)  # the run may have been killed before it did this
                 return run
-        Training(resolved, data, folder, execution, device, ranks, shown, stopped).run()
+        with explained(ranks):
+            Training(resolved, data, folder, execution, device, ranks, shown, stopped).run()
     ranks.wait()
     return records.read(folder)
 

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint
+from . import checkpoint, parallel, sharded
 from .checkpoint import WRONG_CONTENT, Damaged, SaveError, first_line
 from .clock import Stopwatch
 from .data import Dataset, Loader, val_batches
 from .diagnostics import RoleDiagnostics
 from .divergence import Diverged, LossMonitor
 from .environment import peak_memory
-from .execution import Execution, World, allow_recompilation
+from .execution import Execution, allow_recompilation
 from .identity import check_checkpoint, identity
 from .job import ResolvedJob
 from .model import GPT
 from .optimizers import averaged, build, state_bytes
+from .parallel import World
 from .presets import preset
 from .progress import Progress
 from .records import DIVERGED, FINISHED, STOPPED
@@ -65,9 +64,10 @@ class Training:
         self.passes = resolved.batch // ranks.size // self.sequences
         self.watch = Stopwatch(device)
         self.model = self._initial_model()
-        self.replicas = self._replicas()
-        self.call = self._compiled(self.model if self.replicas is None else self.replicas)
-        self.optimizer = build(resolved.name, self.model, resolved.settings)
+        self.module = parallel.parallelize(self.model, execution, ranks, device)
+        self.call = self._compiled(self.module)
+        group = parallel.process_group(self.module)
+        self.optimizer = build(resolved.name, self.model, resolved.settings, group)
         # LambdaLR saves the attributes of a callable object in its state, but not of a function.
         factor = lambda k: resolved.lr_factor(k)  # noqa: E731
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
@@ -85,12 +85,6 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.resolved.job.seed)
             return GPT(self.resolved.shape).to(self.device)
-
-    def _replicas(self) -> DistributedDataParallel | None:
-        if self.ranks.size == 1:
-            return None
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(self.model, device_ids=ids)
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         if not self.execution.compiles(self.device):
@@ -143,7 +137,7 @@ class Training:
         parts = [t.split(self.sequences) for t in batch]
         loss = torch.zeros((), device=self.device)
         for j, (x, y) in enumerate(zip(*parts, strict=True)):
-            with self._gradient_sync(last=j == self.passes - 1):
+            with parallel.accumulating(self.module, last=j == self.passes - 1):
                 with self.execution.autocast(self.device):
                     part = self.call(x, y) / self.passes
                 part.backward()
@@ -166,10 +160,6 @@ class Training:
         """
         if self.execution.compiles(self.device):
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-    def _gradient_sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Exchange gradients between ranks in the last pass of a step only."""
-        return nullcontext() if last or self.replicas is None else self.replicas.no_sync()
 
     def _check_losses(self) -> None:
         """Wait for the device, then record and check the losses since the last check."""
@@ -209,11 +199,12 @@ class Training:
             self.resolved.eval_tokens or None, self.ranks.rank, self.ranks.size, self.device,
         )  # fmt: skip
         with averaged(self.optimizer):
-            for x, y in batches:
+            for x, y, count in batches:
                 self._release_replay_memory()
                 with self.execution.autocast(self.device):
-                    total[0] += self.call(x, y).double() * x.numel()
-                total[1] += x.numel()
+                    total[0] += self.call(x, y).double() * count
+                total[1] += count
+        parallel.forget_gathered(self.module)
         sums: list[float] = self.ranks.mean(total).tolist()
         self.val = loss = sums[0] / sums[1]
         self.log.write("val", self.step, loss=loss)
@@ -249,30 +240,31 @@ class Training:
 
     def _save_weights(self) -> bool:
         """Save the weights and record samples. Return whether the last step is saved."""
-        if not self.ranks.first:
-            return True
-        saved = True
         with averaged(self.optimizer):
+            weights = parallel.whole_weights(self.model)
+            if not self.ranks.first:
+                return True
+            saved = True
             try:
-                checkpoint.write(self.folder / checkpoint.WEIGHTS, self.model.state_dict())
+                checkpoint.write(self.folder / checkpoint.WEIGHTS, weights)
             except SaveError as e:
-                saved = self._last_step_exists()
+                saved = self._last_step_exists(weights)
                 self.log.note(self.step, f"{e}{': the last step is saved' if saved else ''}")
-            tokenizer = self.data.tokenizer()
+            model, tokenizer = parallel.whole_model(self.model, weights), self.data.tokenizer()
             for prompt in PROMPTS:
-                text = generate(self.model, tokenizer, prompt, tokens=SAMPLE_TOKENS, seed=0)
+                text = generate(model, tokenizer, prompt, tokens=SAMPLE_TOKENS, seed=0)
                 self.log.write("sample", self.step, prompt=prompt, text=text)
         return saved
 
-    def _last_step_exists(self) -> bool:
+    def _last_step_exists(self, weights: dict[str, Any]) -> bool:
         """Return whether existing files contain the model of the last step.
 
         Weights of another state are removed, because `sample` would use them.
         """
-        weights = self.folder / checkpoint.WEIGHTS
-        if checkpoint.contains(weights, self.model.state_dict()):
+        path = self.folder / checkpoint.WEIGHTS
+        if checkpoint.contains(path, weights):
             return True
-        weights.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         return any(checkpoint.step(p) == self.step for p in checkpoint.found(self.checkpoints))
 
     def _last_saved(self) -> str:
@@ -298,13 +290,16 @@ class Training:
 
     def _save(self) -> None:
         self._check_losses()
-        if self.ranks.first:
-            try:
+        try:
+            if parallel.is_sharded(self.model):
+                parts = self._state(), self.model, self.optimizer, self.ranks.first
+                checkpoint.save_shards(self.checkpoints, self.step, *parts)
+            elif self.ranks.first:
                 checkpoint.save(self.checkpoints, self.step, self._state())
-            except SaveError as e:
-                kept = checkpoint.found(self.checkpoints)
-                before = f"{kept[-1].name} is kept" if kept else "there is no earlier checkpoint"
-                self.log.note(self.step, f"step {self.step}: {e}; {before}")
+        except SaveError as e:
+            kept = checkpoint.found(self.checkpoints)
+            before = f"{kept[-1].name} is kept" if kept else "there is no earlier checkpoint"
+            self.log.note(self.step, f"step {self.step}: {e}; {before}")
         self.ranks.wait()
         self.watch.saved()
 
@@ -333,6 +328,7 @@ class Training:
         if warning := check_checkpoint(path, state, self.identity):
             self.log.say(warning)
         try:
+            sharded.fill(path, state, self.model, self.optimizer)
             self._load(state)
         except WRONG_CONTENT as e:
             raise Damaged(

@@ -157,7 +157,9 @@ class Shards:
             return lambda: [part]
         padded = torch.nn.functional.pad(part, (0, max(sizes) - len(part)))
         result = part.new_empty(self.grid.R * len(padded))
-        work = dist.all_gather_into_tensor(result, padded, self.replica_group, async_op=True)
+        # torch 2.13 has a new name for it
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(result, padded, self.replica_group, async_op=True)
         return lambda: self._waited(work, result, padded).view(self.grid.R, -1).unbind()
 
     def _broadcast(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:

@@ -231,11 +231,13 @@ def val_batches(
     rank: int = 0,
     world: int = 1,
     device: torch.device | str = "cpu",
-) -> Iterator[Batch]:
+) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Return the same batches each time, of the first `tokens` tokens or of all tokens.
 
-    The last batch may have fewer sequences. Tokens after the last complete window of a file are
-    skipped. Each rank gets its own share, and shares may differ by one sequence.
+    A batch is inputs, targets and the number of tokens that count. The last batch may have fewer
+    sequences. Tokens after the last complete window of a file are skipped. Each rank gets its own
+    share, and shares may differ by one sequence. All ranks get the same number of batches, because
+    FSDP gathers weights in each forward pass: a batch without tokens that count repeats another.
     """
     windows = Windows(files, context)
     count = len(windows) if tokens is None else min(len(windows), tokens // context)
@@ -247,9 +249,10 @@ def val_batches(
     first, last = rank * count // world, (rank + 1) * count // world
     buffers = make_buffers(sequences, context, torch.device(device))
 
-    def at(k: int) -> Batch:
+    def at(k: int) -> tuple[Tensor, Tensor, int]:
+        is_new, k = k < last, min(k, last - 1)
         buffer, count = next(buffers), min(sequences, last - k)
         windows.read(buffer.array()[:count], k, windows.stretch)
-        return buffer.to_device(count)
+        return *buffer.to_device(count), count * context if is_new else 0
 
-    return (at(k) for k in range(first, last, sequences))
+    return (at(k) for k in range(first, first + -(-count // world), sequences))
