@@ -1,0 +1,96 @@
+"""Rows of the zoo that average: the paper's own method, and averages of other rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sodaopt import schedules
+from sodaopt._errors import number
+from sodaopt.core.method import Method
+from sodaopt.geometry.maps import Geometry
+from sodaopt.schedules import times, uniform
+from sodaopt.zoo.forms import check_plain, row
+from sodaopt.zoo.rows import GD, sgd
+
+
+@row
+def dual_averaging(geometry: Geometry = GD) -> Method:
+    """z = z0 + u(lr (k+1) m), m the mean of the gradients at z, x the mean of z. (Nesterov 2009)
+
+    >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.dual_averaging())
+    """
+    return replace(double_averaging(geometry), lam_bar=1.0)
+
+
+@row
+def double_averaging(geometry: Geometry = GD) -> Method:
+    """dual_averaging with gradients at x, the mean of the z. (Nesterov, Shikhman 2015)
+
+    >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.double_averaging())
+    """
+    gamma = times(schedules.lr, schedules.over(1, schedules.mean))
+    return Method(geometry, schedules.mean, 0.0, uniform, 0.0, gamma, "init")
+
+
+@row
+def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+    """moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)
+
+    >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.oda())
+    """
+    return replace(moda(geometry, weights), lam_bar=1.0)
+
+
+@row
+def moda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+    """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
+
+    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. Without weights, a_k = 1:
+    alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
+
+    >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
+    """
+    if weights is not None:
+        w = weights
+        return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init")
+    gamma = times(schedules.lr, schedules.grow)
+    return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
+
+
+@row
+def accelerated(geometry: Geometry = GD) -> Method:
+    """moda with weights a_k = k+1: alpha = 2/(k+2), alpha_bar = lam = 2/(k+3),
+
+    gamma = lr (k+2)(k+3)/2. (the paper's accelerated rate)
+
+    >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
+    """
+    rate = schedules.accelerated
+    gamma = times(schedules.lr, schedules.triangular)
+    return Method(geometry, schedules.linear, rate, rate, 0.0, gamma, "init")
+
+
+@row
+def schedule_free(
+    base: Method | None = None, beta: float = 0.9, r: float = 0.0, weight_lr_power: float = 2.0
+) -> Method:
+    """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z, with the step u of base (or sgd),
+
+    c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
+    and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.schedule_free(zoo.adam()))
+    """
+    lam, lam_bar = schedules.lr_weighted(r, weight_lr_power), 1 - number("beta", beta, 1)
+    return replace(check_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=lam_bar)
+
+
+@row
+def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1) -> Method:
+    """z <- z + u, x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z, u as in schedule_free.
+
+    Generalized primal averaging of any method without decay. (Defazio et al. 2025)
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.gpa(zoo.adam()))
+    """
+    return replace(check_plain(base or sgd(), "gpa"), lam=lam, lam_bar=lam_bar)
