@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "soda of an average": (
         lambda: zoo.soda(zoo.gpa()), ValueError, "averages: pass the method inside it"),
     "recipe of an anchored recipe": (
-        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "use it as it is"),
+        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "a pull of its own"),
     "no lr": (lambda: SODA(params(), method=zoo.adam()), ValueError, "group 0 has no lr"),
 }  # fmt: skip
 

@@ -135,8 +135,9 @@ class Method:
 
 
 ROWS: dict[str, Callable[..., Method]] = {}
+"""The rows of the zoo by name."""
 FORMS: dict[str, Callable[[Method], Method]] = {}
-"""The zoo by name, and functions of its rows such as soda; `zoo` fills both."""
+"""Functions of a row by name, such as soda."""
 
 
 def named(text: str) -> Method:

@@ -19,7 +19,8 @@ from sodaopt.zoo.forms import decayed, row, soda
 Betas: TypeAlias = tuple[float, float]
 
 EUCLIDEAN, SPECTRAL = Euclidean(), Spectral()
-GD = Sharp(EUCLIDEAN)  # gradient descent
+GD = Sharp(EUCLIDEAN)
+"""The geometry of gradient descent."""
 
 
 def _beta(name: str, b: float) -> float:
