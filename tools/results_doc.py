@@ -1,193 +1,236 @@
-"""Write docs/results.md and the claims in other pages from the measurements in results/.
+"""Write docs/results.md, docs/results-nano.md and the claims in other pages from results/.
 
 python -m tools.results_doc
 
-A claim compares two columns of a study. Its verdict follows from the 95 % interval of their
-difference: the claim holds if the interval is below zero, does not hold if it is above, and is
-undecided if it includes zero.
+The verdict of a claim follows from the 95 % interval of its difference: the claim holds if the
+interval is below zero, does not hold if it is above, and is undecided if it includes zero.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from sodaopt._figures import STYLE
 from sodaopt.lab.results import Numbers, differences, markdown, read, table
+from sodaopt.lab.studies import STUDIES
+from tools.claims import CLAIMS, Claim
+from tools.gpu_time import flops, missing, seconds_per_flop
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
-FIGURE = DOCS / "figures" / "results-claims.svg"
-
-
-class Claim(NamedTuple):
-    """`one` ends below `other` in a study.
-
-    source: who claims it, the paper or this project.
-    """
-
-    name: str
-    source: str
-    text: str
-    study: str
-    one: str
-    other: str
-
-
-CLAIMS = (
-    Claim("muon-wd", "paper", "Muon: the pull beats a tuned weight decay",
-          "muon", "SODA(Muon) hidden", "Muon, best wd"),
-    Claim("muon-base", "paper", "Muon: the pull beats no weight decay",
-          "muon", "SODA(Muon) hidden", "Muon"),
-    Claim("muon-coupled-wd", "ours", "Muon: the coupled pull beats a tuned weight decay",
-          "muon", "SODA(Muon) hidden, coupled", "Muon, best wd"),
-    Claim("muon-coupled", "ours", "Muon: the coupled pull beats the paper's pull",
-          "muon", "SODA(Muon) hidden, coupled", "SODA(Muon) hidden"),
-    Claim("muon-all-coupled", "ours",
-          "Muon: the coupled pull on all layers beats a tuned weight decay", "muon",
-          "SODA(Muon) all, coupled", "Muon, best wd"),
-    Claim("muon-layers", "paper", "Muon: the pull on hidden layers beats the pull on all layers",
-          "table-layers", "SODA(Muon) hidden", "SODA(Muon) all"),
-    Claim("muon-all", "paper", "Muon: the pull on all layers beats no weight decay",
-          "table-layers", "SODA(Muon) all", "Muon"),
-    Claim("adamw-base", "paper", "AdamW: the pull beats no weight decay",
-          "adamw", "SODA(AdamW) hidden", "AdamW"),
-    Claim("adamw-wd", "ours", "AdamW: the pull beats a tuned weight decay",
-          "adamw", "SODA(AdamW) hidden", "AdamW, best wd"),
-    Claim("adamw-coupled-base", "ours", "AdamW: the coupled pull beats no weight decay",
-          "adamw", "SODA(AdamW) hidden, coupled", "AdamW"),
-    Claim("adamw-coupled-wd", "ours", "AdamW: the coupled pull beats a tuned weight decay",
-          "adamw", "SODA(AdamW) hidden, coupled", "AdamW, best wd"),
-    Claim("adamw-coupled", "ours", "AdamW: the coupled pull beats the paper's pull",
-          "adamw", "SODA(AdamW) hidden, coupled", "SODA(AdamW) hidden"),
-    Claim("adamw-tied", "ours", "AdamW: the coupled pull on the tied matrix beats no weight decay",
-          "adamw", "SODA(AdamW) tied, coupled", "AdamW"),
-    Claim("uscion-base", "paper", "uScion: the pull beats uScion",
-          "table-layers", "SODA(uScion) hidden", "uScion"),
-    Claim("uscion-scion", "paper", "uScion: the pull beats Scion",
-          "table-layers", "SODA(uScion) hidden", "Scion"),
-    Claim("uscion-all", "paper", "uScion: the pull on all layers beats uScion",
-          "table-layers", "SODA(uScion) all", "uScion"),
+NANO_PAGE = DOCS / "results-nano.md"
+FIGURES = DOCS / "figures"
+TABLES = {"paper": "The paper's claims", "ours": "Our claims"}
+"""Headings of the tables by the source of the claims."""
+HEADLINE = (
+    "muon-wd", "muon-coupled-wd", "muon-coupled-wd-long", "muon-coupled", "muon-layers",
+    "adamw-base", "adamw-coupled-base", "adamw-coupled-wd", "adamw-coupled", "dagger-scion",
+    "anchor", "optimism",
 )  # fmt: skip
+"""Claims in the figure of the README."""
+SHOWN = {"proxy": "6.8M parameters, 1x Chinchilla, GPU", "nano": "262k, 0.03x, CPU"}
+"""The scales of the page."""
+Measured: TypeAlias = dict[str, dict[str, Numbers]]
+"""Numbers by scale and study."""
+HOLDS, FAILS, UNDECIDED = "**holds**", "does not hold", "undecided"
 
 HEAD = """# Results
 
 This page shows the measurements of `sodaopt reproduce`. `make results` writes it from the files
-under `results/`. Losses are compared by a fit of loss = variant + seed, because the same seed gives
-the same initial weights and the same batches. Baselines are tuned on seeds that are not tested, and
-anchored variants use their baseline's learning rate. The paper's numbers are from a model 18 times
-the size on other data: compare the signs, not the losses.
-
-The data of the proxy scale are 538 MB of English Wikipedia, tokenised by
-
-    sodaopt data prepare wiki_train_0{0,1,2}.txt.xz --val wiki_val.txt.xz --vocab 8192 \\
-        --out runs/data/proxy
-
-from files in which an `<|endoftext|>` line separates the articles.
+under `results/`. There are two sizes: the proxy (6.8M parameters, Wikipedia, one H200, half a
+minute a run) and nano (262k parameters, the embedded text, ten seconds a run on one CPU core),
+which anybody can repeat on a laptop. Losses are compared by a fit of loss = variant + seed, because
+the same seed gives the same initial weights and the same batches. Baselines are tuned on seeds that
+are not tested, and wrapped variants use their baseline's learning rate. The paper's numbers are
+from a model 18 times the size of the proxy on other data: compare the signs, not the losses.
 
 ## Claims
 
 A claim holds if the 95 % interval of the difference is below zero, does not hold if it is above
-zero, and is undecided if it includes zero. Every run has 6.8M parameters and 1x Chinchilla. The
-pull is on hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the
-coupled pull is that times the learning rate over its largest value so far. A tuned weight decay of
-AdamW is tuned with its learning rate. The intervals are not corrected for their number: one in
-twenty misses. The primary comparisons, which were named before the runs, are tested below with
-Holm's correction.
-
-![Differences with 95 % intervals](figures/results-claims.svg)
+zero, and is undecided if it includes zero or if one seed gives no interval. The pull is on hidden
+layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the coupled pull is that
+times the learning rate over its largest value so far. A tuned weight decay of AdamW is tuned with
+its learning rate. The intervals are not corrected for their number: one in twenty misses. The
+primary comparisons, which were named before the runs, are tested below with Holm's correction. n is
+the number of seeds that both variants have. A claim that is not measured has the minutes of one
+H200 that its study [still needs](#still-to-measure).
 """
 
-TAIL = """Not measured yet: SODA-dagger against Scion (`sodaopt reproduce scion`), z0 at the initial
-weights against z0 = 0 (`fig-anchor`), the table of optimism (`table-optimism`), other sizes
-(`sizes`), other horizons (`horizons`) and other learning rates (`learning-rates`).
+DATA = """## Studies of the proxy
+
+The data are 538 MB of English Wikipedia, tokenised by
+
+    sodaopt data prepare wiki_train_0{0,1,2}.txt.xz --val wiki_val.txt.xz --vocab 8192 \\
+        --out runs/data/proxy
+
+from files in which an `<|endoftext|>` line separates the articles. The studies of nano are on
+[a page of their own](results-nano.md).
+"""
+
+NANO_HEAD = """# Results at nano
+
+262k parameters on the text that is part of the package, one run on one CPU core: `sodaopt reproduce
+NAME --scale nano`. `make results` writes this page. The verdicts are on [the page of
+results](results.md#claims), beside those of a larger model.
 """
 
 
-def measured() -> dict[str, Numbers]:
-    """The studies by name."""
-    files = sorted((ROOT / "results").glob("*.json"))
-    return {numbers["study"]: numbers for numbers in map(read, files)}
+def measured() -> Measured:
+    found: Measured = {scale: {} for scale in SHOWN}
+    for numbers in map(read, sorted((ROOT / "results").glob("*.json"))):
+        found[numbers["scale"]][numbers["study"]] = numbers
+    return found
 
 
-def compared(claim: Claim, studies: dict[str, Numbers]) -> dict[str, Any]:
-    """The difference of the claim's columns in the first row of its study."""
-    cells = studies[claim.study]["cells"]
-    return differences(cells, [(claim.one, claim.other)], primary=0)[0]
+def compared(claim: Claim, scale: str, studies: Measured) -> dict[str, Any] | None:
+    """The difference of the claim's columns, or None if it is not measured."""
+    numbers = studies[scale].get(claim.study)
+    cells = [c for c in numbers["cells"] if c["row"] == claim.label(scale)] if numbers else []
+    return next(iter(differences(cells, [(claim.one, claim.other)], primary=0)), None)
 
 
 def verdict(d: dict[str, Any]) -> str:
-    if d["high"] < 0:
-        return "**holds**"
-    return "does not hold" if d["low"] > 0 else "undecided"
+    if d["low"] is None or d["low"] <= 0 <= d["high"]:
+        return UNDECIDED
+    return HOLDS if d["high"] < 0 else FAILS
 
 
-def claims(studies: dict[str, Numbers]) -> str:
-    """The table of claims. Other pages link to a row by the claim's name."""
-    lines = []
+def number(d: dict[str, Any]) -> str:
+    """'-0.0060 (-0.0081 to -0.0039)'"""
+    ends = "" if d["low"] is None else f" ({d['low']:+.4f} to {d['high']:+.4f})"
+    return f"{d['mean']:+.4f}{ends}"
+
+
+def claims(found: Sequence[Claim], studies: Measured) -> str:
+    """The table of some claims. Other pages link to a row by the claim's name."""
+    needed, lines = minutes(studies), []
+    for claim in found:
+        line = [f'<a id="{claim.name}"></a>{claim.text}']
+        for scale in SHOWN:
+            d = compared(claim, scale, studies)
+            time = f"{needed[claim.study]:.0f} min" if scale == "proxy" else ""
+            line += [verdict(d), f"{number(d)}, n = {d['n']}"] if d else ["not measured", time]
+        lines.append(line)
+    return table(["claim", *(w for scale in SHOWN for w in (scale, "difference"))], lines)
+
+
+def section(source: str, studies: Measured) -> str:
+    """A table and a figure of the claims of one source."""
+    figure = f"![Differences with 95 % intervals](figures/claims-{source}.svg)"
+    text = claims([claim for claim in CLAIMS if claim.source == source], studies)
+    return f"### {TABLES[source]}\n\n{text}\n\n{figure}"
+
+
+def disagreements(studies: Measured) -> str:
+    """Name the claims whose verdicts at two sizes contradict each other."""
+    found = []
     for claim in CLAIMS:
-        d = compared(claim, studies)
-        ends = f"{d['low']:+.4f} to {d['high']:+.4f}"
-        gap = f"{d['mean']:+.4f}"
-        text = f'<a id="{claim.name}"></a>{claim.text}'
-        lines.append([text, claim.source, gap, ends, str(d["n"]), verdict(d)])
-    return table(["claim", "source", "difference", "95 % interval", "seeds", "verdict"], lines)
+        known = [d for scale in SHOWN if (d := compared(claim, scale, studies))]
+        if {HOLDS, FAILS} <= {verdict(d) for d in known}:
+            found.append(f"- [{claim.text}](#{claim.name})")
+    if not found:
+        return "No claim holds at one size and fails at the other."
+    return "\n".join(["The sizes contradict each other on:", "", *found])
 
 
-def draw(studies: dict[str, Numbers]) -> None:
-    """Draw the intervals of all claims. The metadata holds the table, which a test compares."""
+def minutes(studies: Measured) -> dict[str, float]:
+    """The GPU minutes that each study of the proxy scale still needs."""
+    speed = seconds_per_flop(studies["proxy"].values())
+    todo = missing(studies["proxy"])
+    return {study: sum(map(flops, runs)) * speed / 60 for study, runs in todo.items()}
+
+
+def gpu_time(studies: Measured) -> str:
+    """The table of the GPU time that is still needed at the proxy scale."""
+    needed, runs = minutes(studies), missing(studies["proxy"])
+    lines = [
+        [f"`{study}`", STUDIES[study].title, str(len(runs[study])), f"{time:.0f}"]
+        for study, time in needed.items()
+        if runs[study]
+    ]
+    total = ["all", "", str(sum(map(len, runs.values()))), f"{sum(needed.values()):.0f}"]
+    text = (
+        "## Still to measure\n\nRuns that the studies plan at the proxy scale and that are not done"
+        ". A run that two studies share counts once. The minutes are of one H200, at the median "
+        "speed of the measured runs."
+    )
+    return f"{text}\n\n{table(['study', '', 'runs', 'GPU minutes'], [*lines, total])}"
+
+
+def figures() -> dict[Path, list[Claim]]:
+    """The claims of each figure."""
+    named = {claim.name: claim for claim in CLAIMS}
+    found = {FIGURES / "results-claims.svg": [named[name] for name in HEADLINE]}
+    by_source = {s: [claim for claim in CLAIMS if claim.source == s] for s in TABLES}
+    return found | {FIGURES / f"claims-{s}.svg": some for s, some in by_source.items()}
+
+
+def draw(path: Path, found: Sequence[Claim], studies: Measured) -> None:
+    """Draw the intervals of claims. The metadata holds their table, which a test compares."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    colors = {"**holds**": "tab:green", "undecided": "tab:gray", "does not hold": "tab:red"}
+    colors = {HOLDS: "tab:green", UNDECIDED: "tab:gray", FAILS: "tab:red"}
     with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(8, 0.32 * len(CLAIMS) + 0.9), layout="constrained")
-        for y, claim in enumerate(CLAIMS):
-            d = compared(claim, studies)
-            color = colors[verdict(d)]
-            axes.plot([d["low"], d["high"]], [y, y], color=color)
-            axes.plot(d["mean"], y, "o", color=color)
-        axes.axvline(0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(CLAIMS)), [claim.text for claim in CLAIMS])
-        axes.invert_yaxis()
-        axes.set_xlabel("difference of losses, 95 % interval (left is better)")
-        figure.savefig(FIGURE, metadata={"Description": claims(studies), "Date": None})
+        figure, panels = plt.subplots(
+            1, len(SHOWN), figsize=(10, 0.26 * len(found) + 1), sharey=True, layout="constrained"
+        )
+        for axes, (scale, about) in zip(panels, SHOWN.items(), strict=True):
+            for y, claim in enumerate(found):
+                if d := compared(claim, scale, studies):
+                    color = colors[verdict(d)]
+                    if d["low"] is not None:
+                        axes.plot([d["low"], d["high"]], [y, y], color=color)
+                    axes.plot(d["mean"], y, "o", color=color, markersize=4)
+            axes.axvline(0, color="black", linewidth=0.8)
+            axes.set_title(f"{scale}: {about}", fontsize="small")
+            axes.set_xlabel("difference of losses (left is better)")
+        panels[0].set_yticks(range(len(found)), [claim.text for claim in found])
+        panels[0].set_ylim(len(found) - 0.5, -0.5)
+        figure.savefig(path, metadata={"Description": claims(found, studies), "Date": None})
         plt.close(figure)
 
 
-def results_page() -> str:
+def pages() -> dict[Path, str]:
+    """The text of the pages that this program writes."""
     studies = measured()
-    parts = [HEAD.rstrip(), claims(studies), TAIL.rstrip()]
-    return "\n\n".join([*parts, *(markdown(numbers) for numbers in studies.values())]) + "\n"
+    tables = [section(source, studies) for source in TABLES]
+    parts = [HEAD, *tables, disagreements(studies), gpu_time(studies), DATA]
+    own = {PAGE: [*parts, *map(markdown, studies["proxy"].values())],
+           NANO_PAGE: [NANO_HEAD, *map(markdown, studies["nano"].values())]}  # fmt: skip
+    return {page: "\n\n".join(text.rstrip() for text in own[page]) + "\n" for page in own}
 
 
 def with_claims(page: Path) -> str:
     """The text of a page with its claims filled in, each as a link to its row.
 
     `<!-- NAME -->...<!-- end -->` becomes the difference of the claim NAME with its interval, and
-    `<!-- NAME verdict -->...<!-- end -->` its verdict.
+    `<!-- NAME verdict -->...<!-- end -->` its verdict. `<!-- NAME@nano -->` is the one at nano.
     """
     studies, known = measured(), {claim.name: claim for claim in CLAIMS}
     up = "../" * (len(page.relative_to(DOCS).parts) - 1)
 
     def fill(match: re.Match[str]) -> str:
-        name, kind = match[1], match[2] or ""
-        d = compared(known[name], studies)
-        number = f"{d['mean']:+.4f} ({d['low']:+.4f} to {d['high']:+.4f})"
-        text = verdict(d).strip("*") if kind else number
-        return f"<!-- {name}{kind} -->[{text}]({up}results.md#{name})<!-- end -->"
+        name, scale, kind = match[1], match[2] or "", match[3] or ""
+        d = compared(known[name], scale.lstrip("@") or "proxy", studies)
+        text = "not measured" if d is None else verdict(d).strip("*") if kind else number(d)
+        return f"<!-- {name}{scale}{kind} -->[{text}]({up}results.md#{name})<!-- end -->"
 
     old = page.read_text(encoding="utf-8")
     return re.sub(
-        r"<!-- (?!end )([\w-]+)( verdict)? -->.*?<!-- end -->", fill, old, flags=re.DOTALL
+        r"<!-- (?!end )([\w-]+)(@\w+)?( verdict)? -->.*?<!-- end -->", fill, old, flags=re.DOTALL
     )
 
 
 if __name__ == "__main__":
-    draw(measured())
-    PAGE.write_text(results_page(), encoding="utf-8")
+    for path, found in figures().items():
+        draw(path, found, measured())
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
     for page in DOCS.rglob("*.md"):
         page.write_text(with_claims(page), encoding="utf-8")
     print(f"{PAGE} and the claims of the other pages are up to date")

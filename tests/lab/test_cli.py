@@ -103,7 +103,11 @@ DRY = [
     (["compare", "adamw", "lion", "--preset", "proxy", "--seeds", "0-1"],
      ("proxy is not in runs/data", "4 runs. time: about", "runs/compare/lion-s1-")),
     (["sweep", "muon", "--over", "lr=2^-10,2^-9"], ("2 runs. time: about", "lr 0.001953")),
-    (["reproduce", "muon", "--seeds", "0"], ("6.82M parameters", "13 runs. time: about")),
+    (["reproduce", "muon", "--seeds", "0"], ("6.82M parameters", "16 runs. time: about",
+     "all of them: sodaopt reproduce muon --scale proxy --seeds 0 --device cpu\n")),
+    (["reproduce", "fig-scale", "--scale", "paper", "--seeds", "0", "--mfu", "0.24", "--price",
+      "2"], ("sodaopt train --preset gpt-1b", "data download fineweb100B 215",
+             "hours of one H200 at 24% of its peak", "USD at 2 USD an hour")),
 ]  # fmt: skip
 
 

@@ -875,6 +875,33 @@ def test_reproduce(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @lab
+def test_a_stopped_command_leaves_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers have the finished runs of all planned seeds, and of the seeds that are given."""
+    tiny = ["width=32", "depth=1", "head_dim=16", "context=32", "batch=2", "eval_tokens=64"]
+    arguments = ["reproduce", "horizons", "--scale", "nano", "--tune", "False", "--device", "cpu",
+                 "--workers", "2", "--out", "out", "--quiet", "--settings", *tiny]  # fmt: skip
+    for name in ("horizons", "lengths"):
+        monkeypatch.setitem(
+            SCALES, "nano", replace(SCALES["nano"], **{name: ("0.0004x", "0.0008x")})
+        )
+    monkeypatch.setitem(SCALES, "nano", replace(SCALES["nano"], tuning_seeds=(100,)))
+
+    def seeds(*more: str, code: int = 0) -> dict[tuple[str, str], list[int]]:
+        assert cli.main([*arguments, *more]) == code
+        found = results.read(OUT / "horizons-nano" / "results.json")
+        return {(c["row"], c["column"]): c["seeds"] for c in found["cells"]}
+
+    one, other = "Muon, best wd", "SODA(Muon) hidden, coupled"
+    short = {("0.0004x", one): [0], ("0.0004x", other): [0]}
+    assert seeds("--rows", "0.0004x", "--seeds", "0") == short
+    whole = short | {("0.0008x", one): [9], ("0.0008x", other): [9]}
+    assert seeds("--rows", "0.0008x", "--seeds", "9") == whole
+    monkeypatch.setattr("sodaopt.lab.study_runs.run_trials", lambda todo, *rest: [
+        sweep.Outcome(trial, None) for trial in sweep.unfinished(todo)])  # fmt: skip
+    assert seeds("--seeds", "0", "1", code=130) == short
+
+
+@lab
 def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     """With steps instead of a horizon. The cells use the best learning rate."""
     arguments = ["reproduce", "fig-anchor", "--data", "embedded", "--seeds", "0", "--workers", "2",
@@ -943,7 +970,7 @@ def test_numbers_as_a_page(tmp_path: Path) -> None:
     page = results.page([it, it], "# Numbers")
     assert page.startswith("# Numbers\n")
     assert page.count("## A table") == 2
-    bare = results.markdown(numbers(differences=[], learning_rates={}))
+    bare = results.markdown(numbers(cells=cells, pairs=[], learning_rates={}))
     assert "Learning rates" not in bare
     assert "Differences" not in bare
     tried = {"column": "Muon", "settings": {"wd": 0.5}, "seeds": [100, 101], "mean": 3.25}

@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from . import records
-from .arguments import Grouped, Output
+from .arguments import Grouped, Output, command_line
 from .data import open_data
 from .describe import describe, outline, repeats, shards_needed, without_data
 from .execution import NO_MEMORY, Execution
@@ -28,6 +28,11 @@ from .visible import visible
 
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+
+
+def train_command(job: Job, folder: Path) -> str:
+    """Return the command line that runs a job alone."""
+    return command_line("train", [], Train(job, out=folder))
 
 
 @dataclass

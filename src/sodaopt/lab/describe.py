@@ -19,7 +19,7 @@ from . import records
 from .data import Dataset, open_data
 from .data.corpus import EMBEDDED, EMBEDDED_VOCAB
 from .data.shards import DataError
-from .environment import device_name, peak
+from .environment import PEAKS, device_name, peak
 from .execution import Execution
 from .job import Job, ResolvedJob, resolve
 from .model import GPT
@@ -78,7 +78,7 @@ def repeats(resolved: ResolvedJob, data: Dataset) -> str:
 def outline(resolved: ResolvedJob, data: Dataset | None, execution: Execution) -> str:
     """Return the whole description of a run: plan, memory, schedule, data and time."""
     parts = [describe(resolved), "", _layers(resolved), "", _schedule(resolved)]
-    parts += [_data(resolved, data), _time([resolved], execution)]
+    parts += [_data(resolved, data), time_of([resolved], execution)]
     return "\n".join(parts)
 
 
@@ -88,7 +88,26 @@ def summary(todo: Sequence[ResolvedJob], folders: Sequence[Path], execution: Exe
         f"{folder}  {r.name}, seed {r.job.seed}, lr {r.settings.lr:.4g}, wd {r.settings.wd:g}"
         for r, folder in zip(todo, folders, strict=True)
     ]
-    return "\n".join([*lines, f"{len(todo)} runs. {_time(todo, execution)}"])
+    return "\n".join([*lines, f"{len(todo)} runs. {time_of(todo, execution)}"])
+
+
+def gpu_cost(todo: Sequence[ResolvedJob], gpu: str, mfu: float, price: float) -> str:
+    """Return the hours of one GPU for all runs, their price in USD, and the command for the data.
+
+    mfu: share of the GPU's peak
+    price: USD per GPU hour
+    """
+    total = sum(r.tokens * r.shape.flops_per_token for r in todo)
+    hours = total / (PEAKS[gpu] * mfu) / 3600
+    lines = [
+        f"{short(total)}FLOP are {hours:,.1f} hours of one {gpu} at {mfu:.0%} of its peak, "
+        f"and cost {hours * price:,.0f} USD at {price:g} USD an hour"
+    ]
+    for name in dict.fromkeys(r.job.dataset for r in todo):
+        if "fineweb" in name:
+            shards = max(shards_needed(r) for r in todo if r.job.dataset == name)
+            lines.append(f"data: sodaopt data download {name} {shards}")
+    return "\n".join(lines)
 
 
 def _layers(resolved: ResolvedJob) -> str:
@@ -136,7 +155,7 @@ def shards_needed(resolved: ResolvedJob) -> int:
 # -- time -----------------------------------------------------------------------------------------
 
 
-def _time(todo: Sequence[ResolvedJob], execution: Execution) -> str:
+def time_of(todo: Sequence[ResolvedJob], execution: Execution) -> str:
     """Estimate the time of the runs, one after the other."""
     device = execution.target()
     speed, how = _speed(todo[0], device)

@@ -14,8 +14,9 @@ from sodaopt._errors import unknown
 
 from . import results
 from .arguments import Grouped, Output, SeedWords, axis, command_line, parse_seeds
+from .commands import train_command
 from .data import open_data
-from .describe import outline, summary, without_data
+from .describe import gpu_cost, outline, time_of, without_data
 from .execution import Execution
 from .job import Job, resolve
 from .many import placed
@@ -63,7 +64,14 @@ class Reproduce:
     out: Path = Path("runs/reproduce")
     """Parent folder of the study's folder, which holds the runs, report.html and results.json."""
     dry_run: bool = False
-    """List the runs and stop."""
+    """List the command of each run, the data, the GPU hours and the cost, and stop."""
+    gpu: Literal["H200", "H100", "A100", "L40S", "B200"] = "H200"
+    """GPU of the estimate of --dry-run."""
+    mfu: float = 0.48
+    """Share of the GPU's peak in that estimate. 0.48 is measured at 124M parameters on an H200
+    (benchmarks/results/training-124m-h200.json)."""
+    price: float = 3.0
+    """Price of a GPU hour in that estimate, in USD."""
 
     def run(self) -> int:
         if self.list or not self.name:
@@ -94,7 +102,7 @@ class Reproduce:
         if self.dry_run:
             self._dry(work, outline(resolved, data, execution))
             return
-        tuned = work.tune() if scale.tuned and "lr" not in work.settings else {}
+        tuned = work.tune()
         lr = dict(scale.lr) | {base: results.best(losses) for base, losses in tuned.items()}
         chosen, work = work.choose(lr)
         try:
@@ -119,19 +127,26 @@ class Reproduce:
     def _dry(self, work: Work, first: str) -> None:
         """Describe the runs, or print them as JSON. Tuned learning rates are not known yet."""
         lr = dict(work.scale.lr)
-        jobs = [*work.candidates(lr), *work.jobs(lr)]
+        jobs = [*work.first_grids(), *work.candidates(lr), *work.jobs(lr)]
         todo = make_trials(jobs, work.folder, self.execution, work.vocab)
         if self.output.json:
             print("\n".join(trial.text() for trial in todo))
             return
         print(first, "", sep="\n")
+        print(*(train_command(trial.job, trial.folder) for trial in todo), sep="\n")
         known = [resolve(trial.job, work.vocab) for trial in todo]
-        print(summary(known, [trial.folder for trial in todo], self.execution))
+        print(f"{len(todo)} runs. {time_of(known, self.execution)}")
+        if work.first_grids() or work.candidates(lr):
+            print("the settings that are tuned or chosen first have their first value here")
+        print(gpu_cost(known, self.gpu, self.mfu, self.price))
+        print(f"all of them: {self._command()}")
 
     def _command(self) -> str:
         """Return the command line that runs this study again."""
         words = [self.name, "--scale", self.scale]
-        return command_line("reproduce", words, replace(self, scale="proxy"))
+        estimate = {name: getattr(Reproduce, name) for name in ("gpu", "mfu", "price")}
+        it = replace(self, scale="proxy", dry_run=False, **estimate)
+        return command_line("reproduce", words, it)
 
     def _scale(self) -> Scale:
         scale = SCALES[self.scale]

@@ -120,16 +120,25 @@ class Work:
 
         The learning rates are powers of two. The grid grows until the best one is not at its edge.
         """
-        if all("lr" in row.settings for row in self._rows()):
-            return {}
-        cells = [cell for cell in self.study.cells if cell.needs_lr(self.scale)]
-        tried: dict[str, dict[float, float]] = {cell.base: {} for cell in cells}
+        tried: dict[str, dict[float, float]] = {base: {} for base in self._untuned()}
         while todo := {b: grid for b in tried if (grid := self._grid(b, tried[b]))}:
             jobs = {(b, lr): self._baseline(b, lr) for b, grid in todo.items() for lr in grid}
             self.run(job for same in jobs.values() for job in same)
             for (base, lr), same in jobs.items():
                 tried[base][lr] = fmean(map(self._loss, same))
         return tried
+
+    def _untuned(self) -> list[str]:
+        """Return the baselines whose learning rates must be tuned."""
+        if not self.scale.tuned or all("lr" in row.settings for row in self._rows()):
+            return []
+        cells = [cell for cell in self.study.cells if cell.needs_lr(self.scale)]
+        return list(dict.fromkeys(cell.base for cell in cells))
+
+    def first_grids(self) -> list[Job]:
+        """Return the jobs with which `tune` begins. Its grids may grow."""
+        points = [(base, lr) for base in self._untuned() for lr in self._grid(base, {})]
+        return [job for base, lr in points for job in self._baseline(base, lr)]
 
     def _baseline(self, base: str, lr: float) -> list[Job]:
         """Return the runs of a baseline, one for each seed for tuning."""
