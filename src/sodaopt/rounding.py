@@ -93,8 +93,11 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
             launch = launches.setdefault((shard.device, shard.dtype), [])
             launch.append((shard, x, start, cached_prefix(seed, index)))
             continue
-        rounded = stochastic(x, shard.dtype, key(seed, index, step), sharded.element_numbers(p))
-        shard.copy_(rounded)
+        numbers = sharded.numbers(p, 0, shard.numel())
+        if isinstance(numbers, range):
+            numbers = torch.arange(numbers.start, numbers.stop, device=shard.device)
+        bits = key(seed, index, step)
+        shard.copy_(stochastic(x, shard.dtype, bits, numbers.view(shard.shape)))
     for rows in launches.values():
         from sodaopt.backends.triton import rounding
 

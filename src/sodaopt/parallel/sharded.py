@@ -130,22 +130,6 @@ def constant(t: Any) -> Tensor | None:
     return mine[0].clone() if len(mine) and bool((mine == mine[0]).all()) else None
 
 
-def element_numbers(p: Any) -> Tensor | None:
-    """The indices of this rank's elements in the whole parameter, or None if it has them all.
-
-    They are computed from one index a dimension: numbering the whole parameter would take more
-    memory than p on every rank.
-    """
-    if not is_sharded(p):
-        return None
-    device = local(p).device
-    index = torch.zeros((), dtype=torch.int64, device=device)
-    for d, axis in enumerate(box(p)):
-        own = torch.arange(axis.start, axis.stop, device=device)
-        index = index * p.shape[d] + own.view([-1 if j == d else 1 for j in range(p.ndim)])
-    return index
-
-
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
     axes = box(p) if is_sharded(p) else ()
