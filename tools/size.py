@@ -31,14 +31,14 @@ LATER = {
         "parallel/layout.py",
         "parallel/agree.py",
         "core/together.py",
-        "geometry/views.py: Frame.boxes Frame.one Frame.sides _Columns.boxes _steps",
+        "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/norms.py: Shards _Lengths.units",
     ),
     "the spectral step by kernels and Gram products": (
         "backends/products.py",
         "backends/triton/spectral.py",
         "backends/triton/symmetric.py",
-        "geometry/views.py: Stored Frame.stored _Columns.stored",
+        "geometry/views.py: Stored Frame.stored",
     ),
     "diagnostics": ("core/diagnostics.py", "wrappers/soda.py: SODAWrapper.pulls"),
     "failed steps are undone, hooks of the base": (

@@ -40,7 +40,8 @@ class Frame(NamedTuple):
     """n matrices of o rows and i columns, each entry `taps` kernel positions wide.
 
     dims: the dimensions of the parameter that one matrix spans.
-    flipped: the matrices are stored transposed.
+    flipped: the matrices are stored transposed, as (n / beside, i, beside, o).
+    beside: how many of them lie side by side in memory.
     """
 
     n: int
@@ -49,24 +50,34 @@ class Frame(NamedTuple):
     dims: tuple[int, ...]
     taps: int = 1
     flipped: bool = False
+    beside: int = 1
 
     def fold(self, d: Tensor) -> Tensor:
         """Return the parameter as a batch (n, o, i * taps)."""
         if self.flipped:
-            return d.reshape(self.n, self.i, self.o).mT
+            rows = d.reshape(self.n // self.beside, self.i, self.beside, self.o)
+            return rows.permute(0, 2, 3, 1).reshape(self.n, self.o, self.i)
         return d.reshape(self.n, self.o, self.i * self.taps)
 
     def unfold(self, X: Tensor, shape: Shape) -> Tensor:
         """Return a batch (n, o, i * taps) in the parameter's own shape."""
-        return (X.mT if self.flipped else X).reshape(tuple(shape))
+        if self.flipped:
+            X = X.reshape(self.n // self.beside, self.beside, self.o, self.i).permute(0, 3, 1, 2)
+        return X.reshape(tuple(shape))
 
     def stored(self, shape: Shape) -> Stored:
         """Where the matrices lie in the memory of a contiguous parameter."""
         rows, columns = (self.i, self.o) if self.flipped else (self.o, self.i * self.taps)
-        return Stored(range(0, self.n * rows * columns, rows * columns), rows, columns, columns)
+        pitch = columns * self.beside
+        begins = range(0, math.prod(shape), rows * pitch)
+        starts = [begin + column for begin in begins for column in range(0, pitch, columns)]
+        return Stored(starts, rows, columns, pitch)
 
     def boxes(self, shape: Shape) -> list[tuple[range, ...]]:
         """Return the slice of the parameter that each matrix is, as one range a dimension."""
+        if self.beside > 1:
+            stack = [_steps(n, 1) for n in shape[:-2]]
+            return list(product(*stack, [range(self.i)], _steps(shape[-1], self.o)))
         size = math.prod(shape) // self.n
         # a matrix is some entries of dimension d, with all dimensions after it
         d = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
@@ -144,30 +155,6 @@ def elements(shape: Shape) -> Frame:
     return matrix(shape) if len(shape) in (2, 3) else whole(shape)
 
 
-class _Columns(Frame):
-    """Blocks side by side in a parameter that is stored transposed: (stack, i, blocks, o)."""
-
-    def fold(self, d: Tensor) -> Tensor:
-        stack = d.shape[0] if d.ndim == 3 else 1
-        blocks = d.reshape(stack, self.i, self.n // stack, self.o)
-        return blocks.permute(0, 2, 3, 1).reshape(self.n, self.o, self.i)
-
-    def unfold(self, X: Tensor, shape: Shape) -> Tensor:
-        stack = shape[0] if len(shape) == 3 else 1
-        blocks = X.reshape(stack, self.n // stack, self.o, self.i)
-        return blocks.permute(0, 3, 1, 2).reshape(tuple(shape))
-
-    def stored(self, shape: Shape) -> Stored:
-        stack = shape[0] if len(shape) == 3 else 1
-        pitch = self.n // stack * self.o
-        starts = [s * self.i * pitch + b for s in range(stack) for b in range(0, pitch, self.o)]
-        return Stored(starts, self.i, self.o, pitch)
-
-    def boxes(self, shape: Shape) -> list[tuple[range, ...]]:
-        stack = [_steps(n, 1) for n in shape[:-2]]
-        return list(product(*stack, [range(self.i)], _steps(shape[-1], self.o)))
-
-
 @dataclass(frozen=True)
 class split:
     """A fused layer as n equal blocks of outputs, one after the other: split(3) for QKV."""
@@ -179,8 +166,8 @@ class split:
         f = self.of(shape)
         if self.n < 1 or f.o % self.n or f.taps != 1:
             raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks")
-        cut = _Columns if f.flipped else Frame
-        return cut(f.n * self.n, f.o // self.n, f.i, f.dims, flipped=f.flipped)
+        beside = f.beside * self.n if f.flipped else 1
+        return f._replace(n=f.n * self.n, o=f.o // self.n, beside=beside)
 
     def __repr__(self) -> str:
         return f"split({self.n})" if self.of is matrix else f"split({self.n}, {label(self.of)})"
