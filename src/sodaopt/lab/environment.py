@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from sodaopt import __version__
 
+CPUS = Path("/proc/cpuinfo")
 PEAKS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -30,10 +33,20 @@ def environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device_name(device),
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "world": int(os.environ.get("WORLD_SIZE", "1")),
     }
+
+
+def processor() -> str:
+    """Return the name of the CPU."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", CPUS.read_text(), flags=re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
 
 
 def device_name(device: torch.device) -> str:

@@ -44,13 +44,14 @@ def markdown(numbers: Numbers) -> str:
 
 def _about(numbers: Numbers) -> str:
     e, data, cells = numbers["environment"], numbers["data"], numbers["cells"]
+    machine = e.get("processor", e["device"]) if e["device"] == "cpu" else e["device"]
     epochs = max(c["epochs"] or 0 for c in cells)
     steps = sorted({c["steps"] for c in cells})
     return (
         f"`{numbers['command']}`: {numbers['parameters'] / 1e6:.3g}M parameters, "
         f"{' and '.join(map(str, steps))} steps, data "
         f"{data['name']} ({data['train_tokens'] / 1e6:.0f}M tokens, vocabulary {data['vocab']}; "
-        f"{epochs:.2f} epochs seen), {e['device']}, torch {e['torch']}. {_measured(numbers)} "
+        f"{epochs:.2f} epochs seen), {machine}, torch {e['torch']}. {_measured(numbers)} "
         "Validation loss, mean and standard deviation over seeds:"
     )
 
