@@ -30,7 +30,7 @@ Z0 = ("z0", "soda_z0")
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterBytes:
     """The bytes of one parameter on this rank, or of several."""
 
     name: str
@@ -49,7 +49,7 @@ class Row:
 class Memory:
     """The report: `rows`, `total()`, and a table when printed."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ParameterBytes, ...]
     predicted: bool
     notes: tuple[str, ...] = ()
 
@@ -66,7 +66,7 @@ class Memory:
 
     def __str__(self) -> str:
         weights, gradients = (sum(getattr(r, n) for r in self.rows) for n in ("weight", "gradient"))
-        every = Row("all", (), weights, gradients, self.state())
+        every = ParameterBytes("all", (), weights, gradients, self.state())
         kinds = [k for k, n in every.state.items() if n >= 1000] or list(every.state)
         largest = sorted(self.rows, key=lambda r: -r.weight)[:SHOWN]
         lines = [["parameter", "shape", "weights", "gradient", *kinds, "state"]]
@@ -87,11 +87,13 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
     for name, p in model.named_parameters():
         state, nbytes = states.get(p, {}), sharded.local(p).nbytes
         kept = {str(k): sharded.local(t).nbytes for k, t in state.items() if isinstance(t, Tensor)}
-        rows.append(Row(name, tuple(p.shape), nbytes, nbytes if p.requires_grad else 0, kept))
+        rows.append(
+            ParameterBytes(name, tuple(p.shape), nbytes, nbytes if p.requires_grad else 0, kept)
+        )
     return Memory(tuple(rows), not has_stepped, tuple(_notes(model, optimizer, rows)))
 
 
-def _notes(model: nn.Module, optimizer: Optimizer, rows: list[Row]) -> list[str]:
+def _notes(model: nn.Module, optimizer: Optimizer, rows: list[ParameterBytes]) -> list[str]:
     """The bytes that the anchor keeps, and those that other anchors would keep."""
     anchor, params = getattr(optimizer, "anchor", None), dict(model.named_parameters())
     pulled = [r for r in rows if not r.state.keys().isdisjoint(Z0)]

@@ -15,7 +15,7 @@ from sodaopt.anchors.stored import Anchor
 from sodaopt.parallel import sharded
 
 
-def original(p: Tensor) -> Tensor:
+def parameter_of(p: Tensor) -> Tensor:
     """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
     return getattr(p, "fp32_copy_of", p)
 
@@ -53,7 +53,7 @@ class Elsewhere(Anchor):
     def capture(self, p: Tensor, first: bool) -> Tensor:
         """Return an empty tensor, which marks that the parameter has been seen."""
         if not p.is_meta:
-            self.check_weights(original(p), first)
+            self.check_weights(parameter_of(p), first)
         return torch.empty(0, dtype=torch.float32, device=p.device)
 
     def check_weights(self, p: Tensor, first: bool) -> None:
@@ -99,7 +99,7 @@ class FromFile(Elsewhere):
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        p = original(p)
+        p = parameter_of(p)
         return sharded.part(self.entry(p), p)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sodaopt._errors import times
 from sodaopt.anchors.distributions import KINDS, Init, Seeded, Spec
-from sodaopt.anchors.elsewhere import Elsewhere, original
+from sodaopt.anchors.elsewhere import Elsewhere, parameter_of
 from sodaopt.anchors.pull import Source, pull_, value
 from sodaopt.parallel import sharded
 
@@ -104,7 +104,7 @@ class Seeds(Elsewhere):
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        p = original(p)
+        p = parameter_of(p)
         return Seeded(self.entry(p), p)
 
 

@@ -25,7 +25,7 @@ SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 """Elements of z0 that are made, cast or copied at a time: they fit a cache, or keep a GPU busy."""
 
 
-class Pull(NamedTuple):
+class Implementation(NamedTuple):
     """An implementation of the pull.
 
     key: a function of x and z0. Pairs with the same key are pulled by one call of `run`. None: this
@@ -62,20 +62,22 @@ def inverse(lam: float) -> float:
 
 
 def _operations(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> Iterator[None]:
-    """Pull each x by the first implementation that handles it."""
-    calls: dict[Hashable, tuple[Pull, list[Tensor], list[Any]]] = {}
+    """Pull the pairs that share an implementation and a key together."""
+    calls: dict[Hashable, tuple[Implementation, list[Tensor], list[Any]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
-        if x.is_meta:
-            continue
-        for pull in PULLS:
-            key = pull.key(x, z0)
-            if key is not None:
-                _, its_xs, its_z0s = calls.setdefault((pull.name, key), (pull, [], []))
-                its_xs.append(x)
-                its_z0s.append(z0)
-                break
-    for pull, its_xs, its_z0s in calls.values():
-        yield from pull.run(its_xs, its_z0s, lam)
+        if not x.is_meta:
+            chosen, key = _choose(x, z0)
+            _, its_xs, its_z0s = calls.setdefault((chosen.name, key), (chosen, [], []))
+            its_xs.append(x)
+            its_z0s.append(z0)
+    for chosen, its_xs, its_z0s in calls.values():
+        yield from chosen.run(its_xs, its_z0s, lam)
+
+
+def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable]:
+    """Return the first implementation that handles the pair, and the key of the pair."""
+    keys = ((one, one.key(x, z0)) for one in PULLS)
+    return next((one, key) for one, key in keys if key is not None)
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
@@ -179,9 +181,9 @@ def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 PULLS = (  # the first that handles a pair pulls it
-    Pull("foreach", _is_alike, _together),
-    Pull("number", _is_zero, _to_numbers),
-    Pull("triton", _kernel, _by_kernel),
-    Pull("triton seeded", _seed_kernel, _by_seed_kernel),
-    Pull("slices", _is_anything, _by_slices),
+    Implementation("foreach", _is_alike, _together),
+    Implementation("number", _is_zero, _to_numbers),
+    Implementation("triton", _kernel, _by_kernel),
+    Implementation("triton seeded", _seed_kernel, _by_seed_kernel),
+    Implementation("slices", _is_anything, _by_slices),
 )
