@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tools import size
+
 ROOT = Path(__file__).parents[1] / "src" / "sodaopt"
 FILES = {str(f.relative_to(ROOT)): f for f in sorted(ROOT.rglob("*.py"))}
 
@@ -140,6 +142,13 @@ def test_private_names_of_torch() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {file: len(path.read_text().splitlines()) for file, path in FILES.items()}
     assert not {file: n for file, n in lengths.items() if n > LONGEST}
+
+
+def test_the_size_report_knows_its_files() -> None:
+    """Every file and definition of the table of later capabilities exists, and has code."""
+    for capability, by_file in size.later(size.sources()).items():
+        assert all(by_file.values()), capability
+    assert len(size.code_lines('def f():\n    """Text."""\n\n    # why\n    return 1\n')) == 2
 
 
 # -- the rules see what they forbid ---------------------------------------------------------------

@@ -47,6 +47,7 @@ LATER = {
     ),
     "the pull that falls with the learning rate": ("schedules/history.py: coupled _LargestLr",),
     "the roles of 62 architectures": ("layers/stored.py",),
+    "optimizers by name": ("_names.py", "factory.py"),
 }
 """Capabilities that 0.1 did not have: files, or definitions in a file that 0.1 had too."""
 
