@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,14 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import tyro
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("tiktoken")
 
 from sodaopt.lab.data import DataError, Loader, corpus, dataset, open_data, texts
 from sodaopt.lab.data import tokenizer as tokenizers
+from sodaopt.lab.data.command import Data
+from sodaopt.lab.data.corpus import KNOWN
 from sodaopt.lab.data.shards import largest_id, open_shard, write_shard
 from sodaopt.lab.data.staging import staged
+from sodaopt.lab.studies import SCALES, STUDIES
 from tests.support.lab_jobs import context, start_forkserver
 from tests.support.lab_texts import TEXTS, noise
 
@@ -335,8 +340,9 @@ def test_a_damaged_memory_of_checks_is_made_again(text, tmp_path):
     ("name", "message"),
     [
         ("fineweb10B", "is not in .*: get it with sodaopt data download fineweb10B 9"),
+        ("proxy", "is not in .*: make it with sodaopt data wikipedia"),
         (
-            "proxy",
+            "proxy-fineweb",
             "is not in .*: make it with sodaopt data download fineweb10B 2, and then sodaopt",
         ),
         ("fineweb10b", "did you mean 'fineweb10B'.*sodaopt data download fineweb10B 9"),
@@ -349,3 +355,18 @@ def test_an_unknown_name_gets_a_hint(name, message, tmp_path):
     fineweb(tmp_path / "mine1", train_1=[1], val_0=[3])
     with pytest.raises(DataError, match=message):
         open_data(name, tmp_path)
+
+
+def test_every_data_set_of_reproduce_has_a_command():
+    jobs = [
+        cell.job(scale, row, seed=0, lr=None)
+        for study in STUDIES.values()
+        for scale in SCALES.values()
+        for row in study.rows(scale)
+        for cell in study.cells
+    ]
+    assert {job.dataset for job in jobs} == {"proxy", "fineweb100B"}
+    for name in ("proxy", "proxy-fineweb", "fineweb100B", "fineweb10B"):
+        _, kind, *rest = shlex.split(KNOWN[name].command.split(", and then ")[0])
+        assert kind == "data"
+        tyro.cli(Data, args=rest)  # raises for a wrong command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg, subcommand
 
 from ..visible import visible
-from . import build, download, prepare
+from . import build, download, prepare, wikipedia
 from .corpus import KNOWN, ROOT, here, open_data
 from .dataset import Dataset, verify
 from .shards import DataError
@@ -102,6 +102,39 @@ class Download:
 
 
 @dataclass
+class Wikipedia:
+    """Make the data set of the preset proxy from English Wikipedia.
+
+    Articles that others have extracted are downloaded from GitHub at fixed commits (830 MB). They
+    are cleaned, divided and tokenised."""
+
+    out: Path = ROOT / "proxy"
+    """Folder of the data set."""
+    texts: Path = Path("runs/wikipedia")
+    """Folder for the downloaded files and the clean text."""
+    vocab: int = prepare.VOCAB
+    """Vocabulary of the tokenizer, which is trained on the text."""
+    workers: int = os.cpu_count() or 1
+    """Number of threads."""
+    endpoint: str = wikipedia.HOST
+    """Address of a mirror of raw.githubusercontent.com."""
+    force: bool = False
+    """Replace an existing data set."""
+
+    def run(self) -> int:
+        return _report_errors(self._run)
+
+    def _run(self, console: Console) -> int:
+        prepare.check_out(self.out, self.force)
+        say = lambda text: _print(console, text)  # noqa: E731
+        train, val = wikipedia.write_texts(wikipedia.SOURCES, self.texts, self.endpoint, say)
+        return Prepare(
+            tuple(train), val=(val,), vocab=self.vocab, out=self.out, workers=self.workers,
+            licence=wikipedia.LICENCE, force=self.force,
+        )._run(console)  # fmt: skip
+
+
+@dataclass
 class Info:
     """Describe a data set, or list all of them."""
 
@@ -133,6 +166,7 @@ class Info:
 Data = (
     Annotated[Prepare, subcommand("prepare")]
     | Annotated[Download, subcommand("download")]
+    | Annotated[Wikipedia, subcommand("wikipedia")]
     | Annotated[Info, subcommand("info")]
 )
 

@@ -43,10 +43,16 @@ KNOWN = {
         "sodaopt data download fineweb10B 9",
     ),
     "proxy": Known(
-        "text for the proxy preset: two shards of FineWeb, or 500 MB of text of your own",
-        "that of the text",
-        "sodaopt data download fineweb10B 2, and then "
-        "sodaopt data prepare runs/data/fineweb10B/*.bin --vocab 8192 --out runs/data/proxy",
+        "570 MB of English Wikipedia for the preset proxy, or as much text of your own",
+        "CC BY-SA 3.0, or that of the text",
+        "sodaopt data wikipedia",
+        own=True,
+    ),
+    "proxy-fineweb": Known(
+        "two shards of FineWeb for the preset proxy, with a tokenizer of their own",
+        "ODC-By 1.0",
+        "sodaopt data download fineweb10B 2, and then sodaopt data prepare "
+        "runs/data/fineweb10B/*train*.bin --vocab 8192 --out runs/data/proxy-fineweb",
         own=True,
     ),
     "fineweb100B": Known(
