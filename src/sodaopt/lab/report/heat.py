@@ -9,8 +9,6 @@ from ..variants import Variant
 from .panels import HeatMap, heat_maps, window
 from .tables import show
 
-REGION = '<div class="wide" tabindex="0" role="region" aria-label="Heat map">'
-
 
 def heat_section(variants: Sequence[Variant]) -> str:
     """Return the section of the heat maps, or an empty string without two swept settings."""
@@ -39,8 +37,10 @@ def _table(one: HeatMap) -> str:
         + "</tr>"
         for wd in reversed(one.rows)
     )
+    name = show(one.label)
+    region = f'<div class="wide" tabindex="0" role="region" aria-label="Heat map of {name}">'
     return (
-        f'<div class="panel"><h3>{show(one.label)}</h3>{REGION}<table class="heat">'
+        f'<div class="panel"><h3>{name}</h3>{region}<table class="heat">'
         f'<thead><tr><th scope="col">wd \\ lr</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></div>"
     )

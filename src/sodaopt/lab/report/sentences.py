@@ -89,7 +89,7 @@ def _fitted(lines: Sequence[Comparison]) -> list[str]:
     least = detectable(fit.sd, n, fit.freedom)
     return [f"Differences are to the baseline. Their 95 % intervals are from one fit, {MODEL}, to "
             f"all rows (residual sd {fit.sd:.4f}, {fit.freedom} degrees of freedom).",
-            f"Power: {seeds(n)} find a difference of {least:.4f} with a probability of "
+            f"Power: with {seeds(n)}, a difference of {least:.4f} is found with a probability of "
             f"{POWER:.0%}.".replace("%.", " %.")]  # fmt: skip
 
 

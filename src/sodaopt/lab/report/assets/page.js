@@ -25,6 +25,10 @@ sweepCharts(document.getElementById("sweeps"), data.sweeps);
 curveSections(data);
 for (const table of document.querySelectorAll("table.long")) longTable(table);
 copyButtons(document.querySelector("header .copies"), data.copies);
+for (const cell of document.querySelectorAll(".heat .best")) { // a narrow screen shows it at once
+  const frame = cell.closest(".wide");
+  frame.scrollLeft = cell.offsetLeft - (frame.clientWidth - cell.offsetWidth) / 2;
+}
 
 // A page of runs that go on loads itself again. The reader's choices and place survive.
 
