@@ -280,7 +280,7 @@ def test_a_sweep_of_192_runs(tmp_path, chromium):
 
 
 def winner_of_the_files(folder):
-    """The best settings by the lines of JSON alone. A run that did not finish counts as infinity."""
+    """The best settings by the lines of JSON alone. An unfinished run counts as infinity."""
     losses = {}
     for file in folder.rglob("run.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -314,7 +314,7 @@ def test_the_page_names_the_winner_of_the_files(tmp_path, chromium):
 
 FAULTS = """axe.run(document, { resultTypes: ["violations", "incomplete"] }).then((found) =>
   [...found.violations, ...found.incomplete].flatMap((rule) =>
-    rule.nodes.map((node) => `${rule.impact} ${rule.id} ${node.target} ${node.any[0]?.message}`)))"""
+    rule.nodes.map((node) => `${rule.id} ${node.target} ${node.any[0]?.message}`)))"""
 PAINT = """document.head.append(Object.assign(document.createElement('style'),
   { textContent: '.heat td.gone { background: %s }' })); 0"""
 

@@ -426,7 +426,7 @@ def test_the_notes_name_the_fit_its_power_and_the_primary_comparison(tmp_path):
         r"one fit, loss = variant \+ seed, to all rows \(residual sd 0\.000\d, 4 deg", said
     )
     assert re.search(
-        r"Power: 3 seeds find a difference of 0\.000\d with a probability of 80 %", said
+        r"Power: with 3 seeds, a difference of 0\.000\d is found with a probability of 80 %", said
     )
     assert "intervals are not corrected" in said
     assert "Stars" not in said

@@ -43,7 +43,7 @@ KNOWN = {
         "sodaopt data download fineweb10B 9",
     ),
     "proxy": Known(
-        "570 MB of English Wikipedia for the preset proxy, or as much text of your own",
+        "586 MB of English Wikipedia for the preset proxy, or as much text of your own",
         "CC BY-SA 3.0, or that of the text",
         "sodaopt data wikipedia",
         own=True,
