@@ -55,7 +55,7 @@ def row(model: str, kind: str, R: int, S: int) -> list[str]:
     found = made(shapes, R, S)
     share = sum(found.loads) / len(found.loads)
     elements = sum(math.prod(shape) for shape in shapes)
-    got = found.elements_received() * 4 / 1e9
+    got = sum(found.elements_received()) * 4 / 1e9
     own = 3 * 2 * elements * (S - 1) / S / 1e9 + 2 * 2 * (R - 1) / R * elements / S / 1e9
     return [
         model, f"{kind} {R} x {S}" if kind == "HSDP" else f"{kind} {R * S}", f"{found.computed:,}",

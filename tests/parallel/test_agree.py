@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Spectral
+from sodaopt.parallel import exchange
 from tests.parallel.test_exchange import everybody, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
 pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RANKS = 4
-SHAPES = {"first": (7, 5), "second": (4, 6), "third": (8, 3)}
+SHAPES = {"first": (7, 5), "second": (4, 6), "third": (8, 3), "fourth": (3, 2)}
 
 
 def optimizer(parallelism: str, change: Any = None, **options: Any) -> SODA:
-    """Three matrices with gradients, changed on the last rank."""
+    """Four matrices with gradients, one for each rank, changed on the last rank."""
     names = list(SHAPES)
     if dist.get_rank() == RANKS - 1 and change == "order":
         names.reverse()
@@ -65,6 +66,14 @@ def raise_at_preparation(opt: SODA) -> None:
     opt._stepped_state = fail  # type: ignore[method-assign]
 
 
+def break_down(opt: SODA) -> None:
+    opt.methods["muon"] = replace(zoo.muon(), geometry=Ball(Spectral(polar=broken)))
+
+
+def broken(X: Tensor) -> Tensor:
+    raise RuntimeError("broken")
+
+
 def count_on(opt: SODA) -> None:
     opt.state[second(opt)]["step"] += 1
 
@@ -76,10 +85,15 @@ def nothing(opt: SODA) -> None:
 FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "gradient": (None, lose_gradient, "second of group 0 .* without a gradient"),
     "raises": (None, sparse_gradient, "rank 3 could not prepare the step: .*sparse gradient"),
+    "computes": (
+        None,
+        break_down,
+        r"rank 3 could not compute the step: fourth of group 0 .*broken",
+    ),
     "step": (None, count_on, "second of group 0"),
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
-    "order": ("order", nothing, "first of group 0 .* but rank 3 has third"),
+    "order": ("order", nothing, "first of group 0 .* but rank 3 has fourth"),
 }
 
 
@@ -104,16 +118,13 @@ def stopped(where: str, message: str) -> None:
     opt = optimizer("ddp")
     opt.sharing.process_group = group
     opt.step()
-    if dist.get_rank() == 0:
-        if where == "before":
-            return
-        opt.methods["muon"] = replace(zoo.muon(), geometry=Ball(Spectral(polar=broken)))
-    with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
-        opt.step()
-
-
-def broken(X: Tensor) -> Tensor:
-    raise RuntimeError("broken")
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 0:
+            if where == "before":
+                return
+            patch.setattr(exchange, "_packed", lambda *args: broken(args[0]))
+        with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
+            opt.step()
 
 
 def automatic_anchor(make: Callable[[Any], Any]) -> None:
@@ -147,7 +158,7 @@ CHECKS: dict[str, Check] = {
     if after == 0 or FAULTS[fault][0] in (None, "lr")
 } | {
     "stopped-before": bind(partial(stopped, "before", "did not call step")),
-    "stopped-within": bind(partial(stopped, "within", "7x5.*failed because another rank raised")),
+    "stopped-within": bind(partial(stopped, "within", "first of group 0.*another rank stopped")),
     "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
     "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
 }

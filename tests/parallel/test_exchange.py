@@ -3,7 +3,7 @@ bytes that the plan says."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -122,6 +122,16 @@ class Log:
         self.flops += [exchange_flops(X)] * len(X)
         return KELLER(X)
 
+    def roots(self, geometry: Any) -> Any:
+        """The same geometry, with its roots counted."""
+
+        class Counted(type(geometry)):  # type: ignore[misc]
+            def _root(_, A: Tensor) -> Tensor:
+                self.factors += 1
+                return geometry._root(A)  # type: ignore[no-any-return]
+
+        return Counted()
+
 
 def exchange_flops(X: Tensor) -> int:
     short, long = sorted(X.shape[-2:])
@@ -196,7 +206,7 @@ def shared_work(parallelism: str, dtype: Any) -> None:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         ours = run(method, parallelism, 1, shapes, torch.float32, comm_dtype=dtype)
     itemsize = (dtype or torch.float32).itemsize
-    assert log.received == sum(p.elements_received() for p in log.plans) * itemsize
+    assert log.received == sum(sum(p.elements_received()) for p in log.plans) * itemsize
     assert log.factors == sum(plan.computed for plan in log.plans)
     every = everybody(log)
     flops = [n for other in every for n in other.flops]
@@ -204,6 +214,17 @@ def shared_work(parallelism: str, dtype: Any) -> None:
     assert max(sum(other.flops) for other in every) <= sum(flops) / RANKS + max(flops)
     theirs = run(method, None, 1, shapes, torch.float32)
     assert gap(ours, theirs) <= (3e-6 if dtype is None else 3e-2)
+
+
+def shared_factors(parallelism: str) -> None:
+    """Shampoo's roots are computed once. Its factors travel with the gradient and stay cut."""
+    shapes = [(9, 6), (6, 9), (4, 4), (3, 7)] * 2
+    with counted() as log:
+        roots = log.roots(zoo.shampoo().geometry)
+        ours = run(replace(zoo.shampoo(), geometry=roots), parallelism, 2, shapes)
+    assert log.received == sum(sum(p.elements_received()) for p in log.plans) * 8
+    assert sum(other.factors for other in everybody(log)) == 2 * 2 * len(shapes)
+    assert gap(ours, run(zoo.shampoo(), None, 2, shapes)) <= tolerance("shampoo")
 
 
 def few_matrices() -> None:
@@ -280,6 +301,7 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
             yield as_alone, (parallelism, name)
         for dtype in (None, torch.bfloat16):
             yield shared_work, (parallelism, dtype)
+        yield shared_factors, (parallelism,)
     for parallelism in ("hsdp", "replicated", "ddp", "replicated tp"):
         yield same_bits, (parallelism,)
     yield balanced_over_groups, ()

@@ -203,12 +203,12 @@ def assert_laid_out_as(p: Tensor, state: dict[str, Tensor]) -> None:
     from torch.distributed.tensor import DTensor
 
     for key, t in state.items():
-        if key in ("m", "v", "z0", "x", "y", "z"):
+        if key in ("m", "v", "z0", "x", "y", "z", "L", "R"):
             assert isinstance(t, DTensor), key
             assert t.placements == p.placements, key
             assert t.device_mesh == p.device_mesh, key
-            assert t.to_local().shape == p.to_local().shape, key
-        else:  # counters, running sums and Shampoo's L and R are whole on every rank
+            assert key in "LR" or t.to_local().shape == p.to_local().shape, key
+        else:  # counters and running sums are whole on every rank
             assert not isinstance(t, DTensor), key
 
 

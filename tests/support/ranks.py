@@ -24,6 +24,8 @@ from filelock import FileLock
 
 Check = Callable[[Path], None]
 PATIENCE = timedelta(seconds=60)  # a rank that failed leaves the others waiting for it
+# All ranks are forked from one process that has imported them, which takes seconds.
+PRELOAD = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo", "sodaopt")
 
 available = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch without gloo"
@@ -67,7 +69,9 @@ def _selected(size: int, items: list[pytest.Item]) -> list[str]:
 
 
 def _spawn(size: int, names: list[str], where: Path) -> None:
-    spawn = get_context("spawn").Process
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__, *PRELOAD])
+    spawn = context.Process
     ranks = [spawn(target=_rank, args=(rank, size, names, where)) for rank in range(size)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # as for every test that needs no GPU
@@ -101,7 +105,7 @@ def _rank(rank: int, size: int, names: list[str], where: Path) -> None:
             failure = ""
             try:
                 import_module(module).CHECKS[check](where)
-            except Exception:
+            except (Exception, pytest.fail.Exception):  # the latter is no Exception
                 failure = traceback.format_exc()
             print(json.dumps((name, failure)), file=out, flush=True)
             # Not a barrier: a rank that failed alone must not meet the others' collectives.

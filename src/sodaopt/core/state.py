@@ -47,7 +47,7 @@ class StatefulOptimizer(Watched):
             s["x"] = y.to(dtype, copy=True)
             if dtype != y.dtype:
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
-        s |= method.geometry.state(y, dtype)
+        s |= {n: sharded.place(t, y) for n, t in method.geometry.state(y, dtype).items()}
         memory = method.memory.items()
         return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
 

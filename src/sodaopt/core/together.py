@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sodaopt._errors import times
 from sodaopt.core.update import Bucket
@@ -15,35 +17,43 @@ if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
 
 
-def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterable[Bucket]:
+def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterator[Bucket]:
     """Make the buckets of a step. If parameters are shared, all ranks make the same, or all raise.
+    After the step, all ranks raise if a computation failed on one of them.
 
     There is no check while a CUDA graph is captured, because it would wait for the host.
     """
-    opt.sharing.loads.clear()
     shared = _shared(opt)
-    if not shared or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-        return make()
-    buckets: list[Bucket] = []
-    failure: Exception | None = None
-    try:
-        buckets = list(make())
-    except Exception as e:
-        failure = e
+    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    is_checked = bool(shared) and not is_captured
+    opt.sharing.begin(partial(_name, opt), is_checked)
+    if not is_checked:
+        yield from make()
+        return
+    buckets, failure = _made(make)
     steps = {j: b.k for b in buckets for j in b.indices}
     lrs = [float(group["lr"]) for group in opt.param_groups]
+    first = not opt.has_agreed
     for ranks, indices in shared.items():
-
-        def describe(indices: list[int] = indices) -> list[str]:
-            return _descriptions(opt, indices, steps)
-
+        describe = partial(_descriptions, opt, indices, steps)
         now = lrs, [steps.get(j, -1) for j in indices]
-        summary = now if opt.has_agreed else (now, describe())
-        agree(ranks, summary, describe, failure, first=not opt.has_agreed)
+        agree(ranks, (now, describe()) if first else now, describe, failure, "prepare", first)
     if failure is not None:
         raise failure
     opt.has_agreed = True
-    return buckets
+    yield from buckets
+    failure = opt.sharing.failure
+    for ranks in shared:
+        agree(ranks, None, list, failure, "compute", first)
+    if failure is not None:
+        raise failure
+
+
+def _made(make: Callable[[], Iterator[Bucket]]) -> tuple[list[Bucket], Exception | None]:
+    try:
+        return list(make()), None
+    except Exception as e:
+        return [], e
 
 
 def _shared(opt: SODA) -> dict[Any, list[int]]:
@@ -66,10 +76,24 @@ def _descriptions(opt: SODA, indices: list[int], steps: dict[int, int]) -> list[
     for n, group in enumerate(opt.param_groups):
         values = {name: group[name] for name in ("settings", "maximize", "seed")}
         groups.append(f"group {n} with {values} and lr {float(group['lr'])}")
-        names = group.get("param_names") or [f"parameter {j}" for j in range(len(group["params"]))]
-        for j, (name, p) in enumerate(zip(names, group["params"], strict=True), index):
+        for j, p in enumerate(group["params"], index):
             if j in indices:
                 step = f"at step {steps[j]}" if j in steps else "without a gradient"
-                params.append(f"{name} of group {n} ({times(p.shape)}, {p.dtype}) {step}")
+                params.append(f"{_label(n, group, j - index, p)} {step}")
         index += len(group["params"])
     return groups + params
+
+
+def _label(n: int, group: dict[str, Any], j: int, p: Tensor) -> str:
+    names = group.get("param_names")
+    name = names[j] if names else f"parameter {j}"
+    return f"{name} of group {n} ({times(p.shape)}, {p.dtype})"
+
+
+def _name(opt: SODA, p: Tensor) -> str:
+    """Name a parameter of the optimizer."""
+    for n, group in enumerate(opt.param_groups):
+        for j, q in enumerate(group["params"]):
+            if q is p:
+                return _label(n, group, j, p)
+    return times(p.shape)

@@ -118,18 +118,17 @@ def dual_average(b: Bucket) -> list[Tensor]:
 
 
 def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
-    """u of the geometry, on this rank's shards if the map can, else on gathered tensors."""
+    """u of the geometry, on this rank's shards."""
     geometry = b.method.geometry
     if b.is_sharded:
         b = replace(b, state=[{name: sharded.local(t) for name, t in s.items()} for s in b.state])
+        if not (geometry.elementwise or geometry.exchanges):
+            raise NotImplementedError(
+                f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set "
+                "its `exchanges`, and let it call `context.shards.deal` or `sum`"
+            )
     if b.sharing is not None and geometry.exchanges:
         b = replace(b, shards=b.sharing.shards(b.params))
-    elif b.is_sharded and not geometry.elementwise:
-        g, whole = (
-            [sharded.gather(t, p) for t, p in zip(ts, b.params, strict=True)] for ts in (b.g, m_bar)
-        )
-        u = geometry(whole, b.gamma, replace(b, g=g))
-        return [sharded.scatter(t, p) for t, p in zip(u, b.params, strict=True)]
     return geometry(m_bar, b.gamma, b)
 
 

@@ -54,8 +54,8 @@ class Geometry:
     """The interface of a map. All tensors of one call share k, lr and gamma.
 
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
-    exchanges: the map runs on shards, with `context.shards`. Otherwise every rank gathers the
-    parameters and computes all of u.
+    exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
+    elementwise is refused on sharded parameters.
     """
 
     homogeneous: ClassVar[bool] = True
@@ -251,6 +251,7 @@ class Kronecker(Geometry):
     """
 
     eps: float = 1e-12
+    exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.eps > 0:
@@ -267,13 +268,26 @@ class Kronecker(Geometry):
         return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = []
-        for d, G, s in zip(m_bar, context.g, context.state, strict=True):
-            s["L"].add_(G @ G.mT)
-            s["R"].add_(G.mT @ G)
-            d4 = self._root(s["L"]) @ d.double() @ self._root(s["R"])
-            u.append(d4.mul_(-gamma).to(d.dtype))
+        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
+        fours = [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
+        if context.shards is None:
+            new = self.directions(fours)
+        else:
+            shapes = [s for o, i in context.shapes for s in ((o, i), (o, i), (o, o), (i, i))]
+            new = context.shards.deal(self.directions, fours, matrix, shapes)
+        torch._foreach_copy_(L + R, new[2::4] + new[3::4])
+        u = new[0::4]
+        torch._foreach_mul_(u, -gamma)
         return u
+
+    def directions(self, fours: list[Tensor]) -> list[Tensor]:
+        """Map m_bar, G, L and R of each parameter to L^(-1/4) m_bar R^(-1/4), G, new L and R."""
+        out = []
+        for d, G, L, R in zip(*(fours[j::4] for j in range(4)), strict=True):
+            L, R = L + G @ G.mT, R + G.mT @ G
+            d4 = self._root(L) @ d.double() @ self._root(R)
+            out += [d4.to(d.dtype), G, L, R]
+        return out
 
     def _root(self, A: Tensor) -> Tensor:
         """A^(-1/4). Rounding may push a zero eigenvalue below eps, so it is clamped there."""

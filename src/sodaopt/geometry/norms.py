@@ -28,9 +28,13 @@ class Shards(Protocol):
     shapes: list[torch.Size]
 
     def deal(
-        self, compute: Callable[[list[Tensor]], list[Tensor]], ds: list[Tensor], view: View
-    ) -> list[Tensor]:
-        """Apply compute to the list of all matrices, each of them on one rank."""
+        self, compute: Callable[[list[Tensor]], list[Tensor]], ds: list[Tensor], view: View,
+        shapes: Sequence[Shape] | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """Apply compute to the list of all matrices, each of them on one rank.
+
+        shapes: the whole shapes, if ds has several matrices for each parameter.
+        """
 
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
         """Complete sums over dimensions of each parameter from the sums over this rank's shard."""

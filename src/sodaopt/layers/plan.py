@@ -214,4 +214,4 @@ def _init_(row: PlannedParameter, g: Ball | Sharp | Clip, rng: torch.Generator) 
     if local.is_meta:
         raise ValueError(f"{row.name} is on the meta device. Materialise the model first.")
     w = g.init_(torch.empty(row.shape), rng)
-    local.copy_(sharded.scatter(w.to(local.device), row.parameter))
+    local.copy_(sharded.local(sharded.place(w.to(local.device), row.parameter)))

@@ -5,7 +5,7 @@ that is computed from the settings of the groups, the order and the shapes of th
 the step of each parameter that has a gradient. That is an all-reduce of 16 bytes over gloo for each
 dimension of the mesh. It is on the host, and does not wait for the device. If the numbers differ,
 or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank raises the
-first difference.
+first difference. After the step they compare once more, in case a computation failed on one rank.
 
 On more than `MANY` ranks, only the first step is checked, because the latency of gloo's ring grows
 with the number of ranks. Ranks that disagree later stop at the time-out of their process group.
@@ -34,12 +34,14 @@ def agree(
     summary: object,
     describe: Callable[[], list[str]],
     failure: Exception | None,
+    doing: str,
     first: bool,
 ) -> None:
     """Raise on every rank unless all have the same summary and none failed.
 
     ranks: a mesh or a process group.
     describe: returns one line for each fact that must be the same.
+    doing: the verb for an error: a rank could not "prepare" the step.
     first: it is the first step.
     """
     import torch.distributed as dist
@@ -66,13 +68,13 @@ def agree(
             "some ranks did not call step() within the time-out of the process group: they "
             "stopped, or skipped a step that the other ranks took"
         ) from e
-    raise RuntimeError(_difference(found)) from failure
+    raise RuntimeError(_difference(found, doing)) from failure
 
 
-def _difference(found: list[tuple[int, str | None, list[str]]]) -> str:
+def _difference(found: list[tuple[int, str | None, list[str]]], doing: str) -> str:
     for rank, failure, _ in found:
         if failure is not None:
-            return f"rank {rank} could not prepare the step: {failure}"
+            return f"rank {rank} could not {doing} the step: {failure}"
     (first, _, ours) = found[0]
     for other, _, theirs in found[1:]:
         for a, b in zip([*ours, "nothing"], [*theirs, "nothing"], strict=False):

@@ -39,10 +39,21 @@ class Sharing:
     process_group: the ranks that have the same plain parameters, or None: plain parameters are
     then computed on every rank.
     dtype: the dtype in which matrices travel. None: their own dtype.
+    label: names a parameter in an error.
+    failure: the error of a computation on this rank. The ranks compare it at the end of a step.
     """
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
+        self.begin(lambda p: times(p.shape), is_checked=False)
+
+    def begin(self, label: Callable[[Tensor], str], is_checked: bool) -> None:
+        """Begin a step.
+
+        is_checked: the ranks compare their failures at its end. Otherwise they raise at once.
+        """
+        self.label, self.is_checked = label, is_checked
+        self.failure: Exception | None = None
         self.loads: dict[Any, tuple[int, ...]] = {}
 
     def key(self, p: Any) -> Any:
@@ -65,55 +76,63 @@ class Shards:
     def __init__(self, sharing: Sharing, params: Sequence[Any]) -> None:
         import torch.distributed as dist
 
-        self.sharing, self.key = sharing, sharing.key(params[0])
+        self.sharing, self.key, self.params = sharing, sharing.key(params[0]), params
         self.shapes = [p.shape for p in params]
         first = params[0]
         if is_sharded(first):
-            self.placements = tuple((tuple(p.shape), placement_of(p)) for p in params)
+            self.cuts = [placement_of(p) for p in params]
             self.shard_group, self.replica_group, self.grid = _groups(*self.key, dist.group.WORLD)
             self.device = _device(first)
         else:
             group = self.replica_group = sharing.process_group
             self.grid = Grid(dist.get_world_size(group), 1, dist.get_rank(group), 0)
             one = Placement((self.grid.R,), (None,), (0,))
-            self.placements = tuple((tuple(p.shape), one) for p in params)
+            self.cuts = [one for _ in params]
             self.shard_group, self.device = None, first.device
 
     # -- matrices -----------------------------------------------------------------------------
 
-    def deal(self, compute: Compute, ds: list[Tensor], view: Callable[..., Any]) -> list[Tensor]:
+    def deal(
+        self, compute: Compute, ds: list[Tensor], view: Callable[..., Any],
+        shapes: Sequence[Sequence[int]] | None = None,
+    ) -> list[Tensor]:  # fmt: skip
         """Apply compute, which maps a list of matrices, to the matrices of all parameters.
 
         ds: this rank's shards. The results are the same shards of the mapped parameters.
         view: how a parameter is a batch of matrices, see `sodaopt.geometry.views`.
+        shapes: the shapes of the whole tensors, if ds has several matrices for each parameter. They
+        are cut like the parameter, go to one owner, and travel in their own dtype.
         """
-        frames = [view(shape) for shape in self.shapes]
+        shapes = self.shapes if shapes is None else shapes
+        together = len(ds) // len(self.params)
+        frames = [view(shape) for shape in shapes]
         out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
-        rounds = self.plan(frames).rounds
-        _stagger([self._stages(n, compute, ds, frames, out) for n in rounds])
+        rounds = self.plan(shapes, frames, together).rounds
+        dtype = ds[0].dtype if together > 1 else self.sharing.dtype or ds[0].dtype
+        _stagger([self._stages(n, compute, ds, frames, out, dtype) for n in rounds])
         return out
 
-    def plan(self, frames: Sequence[Any]) -> Plan:
+    def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:
         """Deal the matrices to ranks, and add their work to the ranks' loads."""
-        params = tuple((*p, f) for p, f in zip(self.placements, frames, strict=True))
+        cuts = [cut for cut in self.cuts for _ in range(together)]
+        params = tuple(zip(map(tuple, shapes), cuts, frames, strict=True))
         loads = self.sharing.loads.get(self.key) or (0,) * (self.grid.R * self.grid.S)
-        made = plan(self.grid, params, loads, ROUND_ELEMENTS)
+        made = plan(self.grid, params, loads, ROUND_ELEMENTS, together)
         self.sharing.loads[self.key] = made.loads
         return made
 
     def _stages(
         self, n: Round, compute: Compute, ds: list[Tensor], frames: Sequence[Any],
-        out: list[Tensor],
+        out: list[Tensor], dtype: torch.dtype,
     ) -> Iterator[None]:  # fmt: skip
         mine = n.held[self.grid.r]
-        dtype = self.sharing.dtype or ds[0].dtype
         wait: Callable[[], Tensor] | None = None
         if n.travels:
             wait = self._all_to_all(_packed(mine, ds, dtype, self.device), mine, n.made_of)
         yield
         X = self._matrices(n, ds, wait)
         folded = [frames[m.param].one().fold(x)[0] for m, x in zip(n.mine, X, strict=True)]
-        results = compute(folded) if folded else []
+        results = self._computed(n, compute, folded, len(ds) // len(self.params))
         U = [
             frames[m.param].one().unfold(u, x.shape)
             for m, x, u in zip(n.mine, X, results, strict=True)
@@ -125,6 +144,24 @@ class Shards:
         parts = spread(wait(), n.parts)
         yield
         _unpack(n.held, parts(), out)
+
+    def _computed(
+        self, n: Round, compute: Compute, folded: list[Tensor], together: int
+    ) -> list[Tensor]:
+        """The results, or zeros after an error, because the other ranks wait for results. The error
+        is raised on all ranks at the end of the step."""
+        try:
+            return compute(folded) if folded else []
+        except Exception as e:
+            if not self.sharing.is_checked:
+                raise
+            names = dict.fromkeys(
+                self.sharing.label(self.params[m.param // together]) for m in n.mine
+            )
+            failure = RuntimeError(f"{', '.join(names)}: {e}")
+            failure.__cause__ = e
+            self.sharing.failure = failure
+            return [torch.zeros_like(x) for x in folded]
 
     def _matrices(
         self, n: Round, ds: list[Tensor], wait: Callable[[], Tensor] | None
@@ -180,10 +217,10 @@ class Shards:
             for one in work if isinstance(work, list) else [work]:
                 one.wait()
         except RuntimeError as e:
-            shapes = ", ".join(times(shape) for shape in self.shapes)
+            names = ", ".join(map(self.sharing.label, self.params))
             raise RuntimeError(
-                f"the exchange of parameters ({shapes}) failed because another rank raised, "
-                "stopped or did not call step(): see the messages of the other ranks"
+                f"the exchange of {names} failed because another rank stopped or raised elsewhere: "
+                "see the messages of the other ranks"
             ) from e
         return result
 
@@ -198,9 +235,7 @@ class Shards:
 
         whole: dict[int, Tensor] = {}
         crossing = [
-            j
-            for j, (_, p) in enumerate(self.placements)
-            if self.shard_group and {*p.cuts} & {*dims[j]}
+            j for j, p in enumerate(self.cuts) if self.shard_group and {*p.cuts} & {*dims[j]}
         ]
         shapes = {
             j: [1 if d in dims[j] else n for d, n in enumerate(self.shapes[j])] for j in crossing
@@ -216,7 +251,7 @@ class Shards:
 
     def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
         """This rank's slice of a parameter's sums."""
-        box = boxes(*self.placements[j])[self.grid.s]
+        box = boxes(tuple(self.shapes[j]), self.cuts[j])[self.grid.s]
         return tuple(
             slice(0, 1) if d in summed else slice(axis.start, axis.stop)
             for d, axis in enumerate(box)

@@ -20,8 +20,10 @@ shapes, alike on every rank, and needs no communication.
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from heapq import heapify, heapreplace
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -130,17 +132,18 @@ class Plan(NamedTuple):
         """The number of matrices that this rank computes."""
         return sum(len(r.mine) for r in self.rounds)
 
-    def elements_received(self) -> int:
-        """The elements that this rank receives from others, padding included."""
+    def elements_received(self) -> tuple[int, int]:
+        """The elements that this rank receives from other shards, and from other replicas with
+        padding included."""
         S, r, s = self.grid[1:]
-        total = 0
+        shards = replicas = 0
         for n in self.rounds:
             if n.travels:
                 others = [n.held[r][t] + n.made_of[t] for t in range(S) if t != s]
-                total += sum(map(count, others))
+                shards += sum(map(count, others))
             parts = n.parts
-            total += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
-        return total
+            replicas += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
+        return shards, replicas
 
 
 def count(pieces: list[Piece]) -> int:
@@ -154,11 +157,13 @@ def plan(
     params: tuple[tuple[Shape, Placement, Any], ...],
     loads: tuple[int, ...],
     limit: int,
+    together: int = 1,
 ) -> Plan:
     """Deal the matrices of parameters to ranks.
 
     params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
     loads: the work that each rank r * S + s has already.
+    together: so many consecutive matrices go to one owner, in one round.
     """
     held = [boxes(shape, placement) for shape, placement, _ in params]
     matrices = [
@@ -166,20 +171,41 @@ def plan(
         for j, (shape, _, f) in enumerate(params)
         for box in f.boxes(shape)
     ]
-    work, rounds = list(loads), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
+    jobs = [matrices[j : j + together] for j in range(0, len(matrices), together)]
+    balance, rounds = Balance(loads, grid.S), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
     filled: dict[tuple[bool, int], tuple[int, int]] = {}
-    for m in sorted(matrices, key=lambda m: (-m.flops, m.param)):
-        whole = _holder(m.box, held[m.param])
-        ranks = range(len(work)) if whole is None else range(whole, len(work), grid.S)
-        owner = min(ranks, key=work.__getitem__)
-        work[owner] += m.flops
+    for job in sorted(jobs, key=lambda job: (-sum(m.flops for m in job), job[0].param)):
+        whole = _holder(job, params)
+        owner = balance.add(sum(m.flops for m in job), whole)
+        size = sum(_size(m.box) for m in job)
         number, elements = filled.get((whole is None, owner), (0, 0))
-        if elements and elements + _size(m.box) > limit:
+        if elements and elements + size > limit:
             number, elements = number + 1, 0
-        filled[whole is None, owner] = number, elements + _size(m.box)
-        rounds.setdefault((whole is not None, number), []).append((owner, m))
+        filled[whole is None, owner] = number, elements + size
+        rounds.setdefault((whole is not None, number), []).extend((owner, m) for m in job)
     made = [_round(grid, not is_whole, rounds[is_whole, n], held) for is_whole, n in sorted(rounds)]
-    return Plan(grid, made, tuple(work))
+    return Plan(grid, made, tuple(balance.work))
+
+
+class Balance:
+    """The work of each rank r * S + s. A heap for all ranks and one for each s find the least."""
+
+    def __init__(self, loads: Sequence[int], S: int) -> None:
+        self.work, self.S = list(loads), S
+        ranks = [*zip(self.work, range(len(self.work)), strict=True)]
+        self.heaps: dict[int | None, list[tuple[int, int]]] = {s: ranks[s::S] for s in range(S)}
+        self.heaps[None] = ranks
+        for heap in self.heaps.values():
+            heapify(heap)
+
+    def add(self, flops: int, s: int | None) -> int:
+        """Give work to the rank with the least, of all ranks or those of shard s. Return it."""
+        heap = self.heaps[s]
+        while heap[0][0] != self.work[heap[0][1]]:  # this rank has got work through another heap
+            heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
+        owner = heap[0][1]
+        self.work[owner] += flops
+        return owner
 
 
 def _round(
@@ -213,12 +239,35 @@ def _flops(o: int, i: int) -> int:
     return short * short * (2 * long + short)
 
 
-def _holder(box: Box, shards: tuple[Box, ...]) -> int | None:
-    """The shard that contains the box, or None if none does, or if some shards are empty: their
-    ranks would have no work."""
+def _holder(job: list[Matrix], params: Sequence[tuple[Shape, Placement, Any]]) -> int | None:
+    """The shard that contains all matrices of a job, or None if none does, or if some shards are
+    empty: their ranks would have no work."""
+    found = set()
+    for m in job:
+        shape, placement, _ = params[m.param]
+        places = _places(shape, placement)
+        if places is None:
+            return None
+        axes, numbers = places
+        corner = [axis[bisect(axis, n.start) - 1] for axis, n in zip(axes, m.box, strict=True)]
+        s = numbers[tuple(corner)]
+        if not _within(m.box, boxes(shape, placement)[s]):
+            return None
+        found.add(s)
+    return found.pop() if len(found) == 1 else None
+
+
+@lru_cache(maxsize=1024)
+def _places(
+    shape: Shape, placement: Placement
+) -> tuple[list[list[int]], dict[tuple[int, ...], int]] | None:
+    """The first indices of the shards along each dimension, and the shard at each corner. None if
+    some shards are empty."""
+    shards = boxes(shape, placement)
     if not all(map(_size, shards)):
         return None
-    return next((s for s, shard in enumerate(shards) if _within(box, shard)), None)
+    numbers = {tuple(axis.start for axis in shard): s for s, shard in enumerate(shards)}
+    return [sorted(set(starts)) for starts in zip(*numbers, strict=True)], numbers
 
 
 def _size(box: Sequence[range]) -> int:

@@ -79,19 +79,13 @@ def refill(t: Any, part: Tensor) -> None:
         t.data = part
 
 
-def gather(t: Tensor, p: Any) -> Tensor:
-    """The whole tensor, gathered from its shards t, which are placed like p."""
-    whole: Any = like(t, p)
-    return whole.full_tensor() if is_sharded(p) else t
-
-
-def scatter(t: Tensor, p: Any) -> Tensor:
-    """This rank's shard of a whole tensor that every rank has."""
-    if not is_sharded(p):
+def place(t: Tensor, p: Any) -> Tensor:
+    """A whole tensor that every rank has, placed like p. It is t itself if p is plain."""
+    if not is_sharded(p) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None).to_local()
+    return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None)
 
 
 def part(t: Tensor, p: Any) -> Tensor:
