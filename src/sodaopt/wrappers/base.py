@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -107,23 +107,25 @@ class Wrapper(Watched, LiveOptimizer):
     def _step(self) -> None:
         _run_hooks(self.base, 0)
         steps = self._group_steps()
-        low = [(s.params[j], s.points[j]) for s in steps for j in s.low()]
-        params, points = [p for p, _ in low], [x for _, x in low]
-        made: Any = self._fp32_step.copies(params, points) if low else nullcontext([])
-        with made as copies, _undone_or_finished(steps) as begun:
+        with _undone_or_finished(steps) as begun:
+            in_fp32 = self._in_fp32(steps) if any(step.low() for step in steps) else nullcontext()
             for step in steps:
                 self._before(step)
-            if low:
-                steps[0].finish.insert(0, partial(read_back, copies, points))
-            in_fp32: Any = self._fp32_step.replaced(params, copies) if low else nullcontext()
             with in_fp32, _without_hooks(self.base):
                 begun.append(True)
                 self.base.step()  # without a closure: some bases take none
             for step in steps:
                 step.completed = True
-            if low:
-                read_back(copies, points)
-            _run_hooks_after(self.base, params, points)
+            _run_hooks_after(self.base, steps)
+
+    def _in_fp32(self, steps: list[GroupStep]) -> AbstractContextManager[None]:
+        """Prepare the block in which the base steps fp32 copies of the 16-bit parameters."""
+        params, points = _low(steps)
+        release = partial(self._fp32_step.release, params)
+        steps[0].undo.append(release)
+        copies = self._fp32_step.copies(params, points)
+        steps[0].finish += [partial(read_back, copies, points), release]
+        return self._fp32_step.replaced(params, copies, points)
 
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
@@ -185,6 +187,12 @@ class Wrapper(Watched, LiveOptimizer):
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""
         sharded.exchange(p, kept[self._output or ""])
+
+
+def _low(steps: list[GroupStep]) -> tuple[list[Tensor], list[Tensor]]:
+    """The 16-bit parameters of all groups, and their points."""
+    low = [(step, j) for step in steps for j in step.low()]
+    return [step.params[j] for step, j in low], [step.points[j] for step, j in low]
 
 
 @contextmanager
@@ -269,14 +277,15 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
             table.update(hooks)
 
 
-def _run_hooks_after(base: Optimizer, params: list[Tensor], points: list[Tensor]) -> None:
+def _run_hooks_after(base: Optimizer, steps: list[GroupStep]) -> None:
     """Run the base's hooks after its step.
 
-    params, points: the 16-bit parameters, and the fp32 points that the base has stepped. The hooks
-    see the parameters at the points, and their changes are copied to the points.
+    They see the 16-bit parameters at the fp32 points that the base has stepped, and their changes
+    are copied to the points.
     """
     if not _hook_tables(base)[1]:
         return
+    params, points = _low(steps)
     shards = [sharded.local(p.detach()) for p in params]
     for shard, x in zip(shards, points, strict=True):
         shard.copy_(x)

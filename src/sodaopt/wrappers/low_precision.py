@@ -34,26 +34,23 @@ class Fp32Step:
         self.base, self.wrapper, self.prefix = base, wrapper, prefix
         self.kept: Any = WeakTensorKeyDictionary()
 
-    @contextmanager
-    def copies(self, params: list[Tensor], points: list[Tensor]) -> Iterator[list[Any]]:
+    def copies(self, params: list[Tensor], points: list[Tensor]) -> list[Any]:
         """Make a copy of each 16-bit parameter at its fp32 point, with its gradient in fp32.
 
-        The copies are the same objects at each step, because bases remember them. Between steps
-        they hold no memory.
+        The copies are the same objects at each step, because bases remember them.
         """
         grads: list[Any] = [p.grad for p in params]
-        empty = points[0].new_empty(0)
-        try:
-            yield [
-                self._copy(p, x, grad)
-                for p, x, grad in zip(params, points, fp32_copies(grads), strict=True)
-            ]
-        finally:
-            for p in params:
-                if (made := self.kept.get(p)) is not None:
-                    made.grad = None
-                    made.__dict__.pop("fp32_copy_of", None)
-                    sharded.refill(made, empty)
+        triples = zip(params, points, fp32_copies(grads), strict=True)
+        return [self._copy(p, x, grad) for p, x, grad in triples]
+
+    def release(self, params: list[Tensor]) -> None:
+        """Take the memory of the copies away until the next step."""
+        for p in params:
+            made: Any = self.kept.get(p)
+            if made is not None:
+                made.grad = None
+                made.__dict__.pop("fp32_copy_of", None)
+                sharded.refill(made, torch.empty(0, dtype=torch.float32, device=p.device))
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor) -> Any:
@@ -68,7 +65,9 @@ class Fp32Step:
         return made
 
     @contextmanager
-    def replaced(self, params: list[Tensor], copies: list[Any]) -> Iterator[None]:
+    def replaced(
+        self, params: list[Tensor], copies: list[Any], points: list[Tensor]
+    ) -> Iterator[None]:
         """Replace the parameters by their copies in the base's groups and state."""
         groups = [(group, group["params"]) for group in self.base.param_groups]
         states, versions = _states(self.base), [sharded.local(p)._version for p in params]
@@ -91,6 +90,7 @@ class Fp32Step:
                 f"parameters outside its param_groups: pass the wrapped optimizer to {name}, "
                 f"such as {self.wrapper}.of(torch.optim.AdamW) if it takes a class"
             )
+        read_back(copies, points)
 
     # -- the base optimizer's state -----------------------------------------------------------
 
