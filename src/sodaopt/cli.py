@@ -46,7 +46,9 @@ UNIX = ("fcntl", "resource")
 
 
 def usage() -> str:
-    lines = [f"  {name:10} {command.about}" for name, command in COMMANDS.items()]
+    about = {name: command.about for name, command in COMMANDS.items()}
+    about["env"] = "print versions and devices, for a report of a bug"
+    lines = [f"  {name:10} {text}" for name, text in about.items()]
     return "\n".join(["usage: sodaopt COMMAND [options]", "", *lines, "", "sodaopt COMMAND --help"])
 
 
@@ -74,6 +76,9 @@ def _main(args: list[str]) -> int:
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
         print(import_module("sodaopt").__version__)
+        return 0
+    if args[0] == "env":  # needs torch only, as the library does
+        print(import_module("sodaopt.lab.environment").report())
         return 0
     if args[0] not in COMMANDS:
         return _fail(unknown("command", args[0], COMMANDS))

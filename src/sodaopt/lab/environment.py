@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ PEAKS = {
     "B200": 2250e12,
 }
 """Dense bf16 operations per second, from the data sheets."""
+PACKAGES = ("triton", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torchao")
+"""Packages whose versions matter in a report of a bug."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -47,6 +50,18 @@ def processor() -> str:
         if found:
             return found[1]
     return platform.processor() or platform.machine()
+
+
+def report() -> str:
+    """Return versions and devices as text, for a report of a bug."""
+    gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    found = environment(torch.device("cpu"))
+    del found["world"], found["device"]
+    found |= {"cuda": torch.version.cuda, "gpus": ", ".join(gpus) or None, **git()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return "\n".join(f"{name:12} {value}" for name, value in found.items())
 
 
 def device_name(device: torch.device) -> str:
