@@ -2,15 +2,24 @@
 
     python examples/hf_trainer.py [folder]
 
-With a folder it keeps checkpoints there, and continues from the last one it finds.
+With a folder it keeps checkpoints there, and continues from the last one it finds. A callback adds
+the pull to the Trainer's log. The last run gives the Trainer a class, which it builds by itself.
 """
 
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from sodaopt import SODAWrapper, hidden
@@ -19,7 +28,17 @@ STEPS, CONTEXT = 60, 64
 TEXT = Path(__file__).parents[1].joinpath("LICENSE").read_bytes()
 
 
-def main(folder: str) -> None:
+class LogPull(TrainerCallback):
+    """Log the strength of the pull and the distance from the initial weights."""
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        optimizer = kwargs["optimizer"]
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
+        rows = [row for row in optimizer.diagnostics() if row["distance"] > 0]
+        state.log_history[-1] |= {"pull": rows[0]["lam"], "distance": rows[0]["distance"]}
+
+
+def main(folder: str, by_class: bool = False) -> None:
     set_seed(0)
     windows = torch.tensor(list(TEXT)).unfold(0, CONTEXT, CONTEXT // 4)
     rows = [{"input_ids": w, "labels": w} for w in windows]
@@ -27,7 +46,12 @@ def main(folder: str) -> None:
     ids = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes, **ids))
 
-    opt = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
+    if by_class:  # the Trainer builds it, with its groups and the learning rate of its arguments
+        wrapped = SODAWrapper.of(torch.optim.AdamW, only=tuple(hidden(model)))
+        how = {"optimizer_cls_and_kwargs": (wrapped, {"lr": 3e-3})}
+    else:
+        adamw = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
+        how = {"optimizers": (SODAWrapper(adamw, only=hidden(model)), None)}
     trainer = Trainer(
         model,
         TrainingArguments(
@@ -43,13 +67,13 @@ def main(folder: str) -> None:
             disable_tqdm=True,
         ),
         train_dataset=rows,
-        # Or: optimizer_cls_and_kwargs=(SODAWrapper.of(torch.optim.AdamW), {"lr": 3e-3}), the
-        # weight_decay of the TrainingArguments left at 0.
-        optimizers=(SODAWrapper(opt, only=hidden(model)), None),
+        callbacks=[LogPull()],
+        **how,
     )
     trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    print(f"pull {rows[-1]['pull']:.4f}, distance {rows[-1]['distance']:.3f}")
+    print(f"loss {rows[0]['loss']:.4f} -> {rows[-1]['loss']:.4f}")
 
 
 if __name__ == "__main__":
@@ -57,5 +81,6 @@ if __name__ == "__main__":
         Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
         main(sys.argv[1])
     else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(temporary)
+        for by_class in (False, True):
+            with tempfile.TemporaryDirectory() as temporary:
+                main(temporary, by_class)

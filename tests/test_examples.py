@@ -23,6 +23,12 @@ TABLE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "fsdp2": ([], TWO_RANKS),
     "deepspeed_zero": (["deepspeed"], TWO_RANKS),
     "ray_train": (["ray", "pandas"], ()),
+    "ray_tune": (["ray", "pandas"], ()),
+    "optuna_search": (["optuna"], ()),
+    "peft_lora": (["peft", "transformers"], ()),
+    "timm_train": (["timm"], ()),
+    "torchao_8bit": (["torchao"], ()),
+    "trl_sft": (["trl", "datasets", "tokenizers"], ()),
 }
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",

@@ -14,6 +14,7 @@ from torch.optim import AdamW
 
 from sodaopt import SODA, SODAWrapper, memory, param_groups, zoo
 from sodaopt.anchors.init import seeded_
+from sodaopt.memory import _bytes
 from tests.anchors.test_anchors import ANCHORS, OPTIMIZERS, dtypes, model, train
 
 REPORTED: dict[str, Callable[[nn.Module], Any]] = {
@@ -78,3 +79,10 @@ def test_the_report_says(name: str, words: str, stepped: bool, tmp_path: Path) -
     if stepped:
         train(net, opt, range(2))
     assert words in str(memory(net, opt))
+
+
+def test_a_tensor_of_parts_has_their_bytes() -> None:
+    """A nested tensor has values and offsets, as a quantised one has codes and scales."""
+    parts = [torch.zeros(3, 5), torch.zeros(2, 5)]
+    whole = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert _bytes(whole) == 4 * 25 + whole.offsets().nbytes

@@ -158,3 +158,16 @@ print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - befo
     new = set(json.loads(run(sys.executable, "-I", "-c", code, cwd=installed.cwd)))
     allowed = {entry.removesuffix(".py") for entry in torch_and_what_it_needs()}
     assert new - allowed - set(sys.stdlib_module_names) == {"sodaopt"}
+
+
+def test_the_environment_is_printed_without_the_lab(installed: Installed) -> None:
+    said = installed.run("-m", "sodaopt.cli", "env")
+    assert re.search(r"^torch +\d", said, re.MULTILINE)
+
+
+def test_import_is_quick() -> None:
+    """0.2 s are promised beyond torch. The best of three runs may take twice as long here."""
+    clock = "time.process_time()"
+    code = f"import torch, time; t = {clock}; import sodaopt; print({clock} - t)"
+    seconds = [float(run(sys.executable, "-c", code, cwd=ROOT)) for _ in range(3)]
+    assert min(seconds) < 0.4

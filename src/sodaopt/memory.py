@@ -85,12 +85,19 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
     states = optimizer.state if has_stepped else _predicted(optimizer)
     rows = []
     for name, p in model.named_parameters():
-        state, nbytes = states.get(p, {}), sharded.local(p).nbytes
-        kept = {str(k): sharded.local(t).nbytes for k, t in state.items() if isinstance(t, Tensor)}
-        rows.append(
-            ParameterBytes(name, tuple(p.shape), nbytes, nbytes if p.requires_grad else 0, kept)
-        )
+        state, nbytes = states.get(p, {}), _bytes(p)
+        kept = {str(k): _bytes(t) for k, t in state.items() if isinstance(t, Tensor)}
+        gradient = nbytes if p.requires_grad else 0
+        rows.append(ParameterBytes(name, tuple(p.shape), nbytes, gradient, kept))
     return Memory(tuple(rows), not has_stepped, tuple(_notes(model, optimizer, rows)))
+
+
+def _bytes(t: Tensor) -> int:
+    """The bytes of this rank's shard. A quantised tensor has those of its parts."""
+    t = sharded.local(t)
+    if hasattr(t, "__tensor_flatten__"):
+        return sum(_bytes(getattr(t, name)) for name in t.__tensor_flatten__()[0])
+    return t.nbytes
 
 
 def _notes(model: nn.Module, optimizer: Optimizer, rows: list[ParameterBytes]) -> list[str]:
