@@ -22,7 +22,7 @@ PROMISED = [
     "adam", "adamw", "nadam", "torch_nadam", "signsgd", "ssd", "signum", "lion", "muon", "scion",
     "uscion", "shampoo", "multinorm", "simplified_ademamix", "schedule_free", "dual_averaging",
     "double_averaging", "oda", "moda", "frank_wolfe", "accelerated", "soda_dagger", "sgd",
-    "nesterov", "gpa",
+    "nesterov", "gpa", "amuse",
 ]  # fmt: skip
 
 

@@ -40,9 +40,8 @@ def _forms(base: str) -> tuple[Claim, ...]:
         for name, text, one, other in (
             ("squared", "the squared ratio beats the coupled pull", f"{base} squared", coupled),
             ("cautious", "a cautious pull beats the coupled pull", f"{base} cautious", coupled),
-            ("coupled-cwd", "the coupled pull beats a tuned Cautious Weight Decay", coupled,
-             cautious),
-            ("cwd-wd", "a tuned Cautious Weight Decay beats a tuned weight decay", cautious,
+            ("coupled-cwd", "the coupled pull beats Cautious Weight Decay", coupled, cautious),
+            ("cwd-wd", "Cautious Weight Decay beats the same weight decay", cautious,
              f"{base}, best wd"),
         )
     )  # fmt: skip
@@ -60,7 +59,8 @@ def _rows(study: str, text: str, other: str, names: dict[int, str]) -> tuple[Cla
 CLAIMS = (
     Claim("muon-wd", "paper", "Muon: the pull beats a tuned weight decay",
           "muon", "SODA(Muon) hidden", BEST),
-    Claim("muon-wd-long", "paper", "Muon, 4 times the length: the pull beats a tuned weight decay",
+    Claim("muon-wd-long", "paper",
+          "Muon, 4 times the length: the pull beats the weight decay tuned at 1 time",
           "muon", "SODA(Muon) hidden", BEST, 1),
     Claim("muon-base", "paper", "Muon: the pull beats no weight decay",
           "muon", "SODA(Muon) hidden", "Muon"),
@@ -90,8 +90,13 @@ CLAIMS = (
     Claim("muon-coupled-wd", "ours", "Muon: the coupled pull beats a tuned weight decay",
           "muon", COUPLED, BEST),
     Claim("muon-coupled-wd-long", "ours",
-          "Muon, 4 times the length: the coupled pull beats a tuned weight decay",
+          "Muon, 4 times the length: the coupled pull beats the weight decay tuned at 1 time",
           "muon", COUPLED, BEST, 1),
+    Claim("muon-coupled-base-long", "ours",
+          "Muon, 4 times the length: the coupled pull beats no weight decay",
+          "muon", COUPLED, "Muon", 1),
+    Claim("muon-coupled-base", "ours", "Muon: the coupled pull beats no weight decay",
+          "muon", COUPLED, "Muon"),
     Claim("muon-coupled", "ours", "Muon: the coupled pull beats the paper's pull",
           "muon", COUPLED, "SODA(Muon) hidden"),
     Claim("muon-coupled-long", "ours",

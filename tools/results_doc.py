@@ -3,7 +3,8 @@
 python -m tools.results_doc
 
 The verdict of a claim follows from the 95 % interval of its difference: the claim holds if the
-interval is below zero, does not hold if it is above, and is undecided if it includes zero.
+interval is below zero, does not hold if it is above, and is undecided if it includes zero or if
+there are fewer than three seeds.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ SHOWN = {"proxy": "6.8M parameters, 1x Chinchilla, GPU", "nano": "262k, 0.03x, C
 """The scales of the page."""
 Measured: TypeAlias = dict[str, dict[str, Numbers]]
 """Numbers by scale and study."""
+LEAST = 3
+"""Seeds that a verdict needs."""
 HOLDS, FAILS, UNDECIDED = "**holds**", "does not hold", "undecided"
 
 HEAD = """# Results
@@ -55,10 +58,10 @@ from a model 18 times the size of the proxy on other data: compare the signs, no
 ## Claims
 
 A claim holds if the 95 % interval of the difference is below zero, does not hold if it is above
-zero, and is undecided if it includes zero or if one seed gives no interval. The pull is on hidden
-layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the coupled pull is that
-times the learning rate over its largest value so far. A tuned weight decay of AdamW is tuned with
-its learning rate. The intervals are not corrected for their number: one in twenty misses. The
+zero, and is undecided if it includes zero or comes from fewer than three seeds. The pull is on
+hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the coupled pull is
+that times the learning rate over its largest value so far. A tuned weight decay of AdamW is tuned
+with its learning rate. The intervals are not corrected for their number: one in twenty misses. The
 primary comparisons, which were named before the runs, are tested below with Holm's correction. n is
 the number of seeds that both variants have. A claim that is not measured has the minutes of one
 H200 that its study [still needs](#still-to-measure).
@@ -98,7 +101,7 @@ def compared(claim: Claim, scale: str, studies: Measured) -> dict[str, Any] | No
 
 
 def verdict(d: dict[str, Any]) -> str:
-    if d["low"] is None or d["low"] <= 0 <= d["high"]:
+    if d["n"] < LEAST or d["low"] <= 0 <= d["high"]:
         return UNDECIDED
     return HOLDS if d["high"] < 0 else FAILS
 
@@ -217,9 +220,10 @@ def draw(path: Path, found: Sequence[Claim], studies: Measured) -> None:
                     axes.plot(d["mean"], y, "o", color=color, markersize=4)
             axes.axvline(0, color="black", linewidth=0.8)
             axes.set_title(f"{scale}: {about}", fontsize="small")
-            axes.set_xlabel("difference of losses (left is better)")
+            axes.set_xlabel("difference of losses")
         panels[0].set_yticks(range(len(found)), [claim.text for claim in found])
         panels[0].set_ylim(len(found) - 0.5, -0.5)
+        figure.suptitle("left of zero: the claim's first variant is better", fontsize="medium")
         figure.savefig(path, metadata={"Description": claims(found, studies), "Date": None})
         plt.close(figure)
 

@@ -8,6 +8,7 @@ import re
 import shlex
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,11 +75,11 @@ def test_every_claim_has_a_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("ends", "expected"),
-    [((-2, -1), "**holds**"), ((-1, 1), "undecided"), ((1, 2), "does not hold"),
-     ((None, None), "undecided")],
+    [((3, -2, -1), "**holds**"), ((3, -1, 1), "undecided"), ((3, 1, 2), "does not hold"),
+     ((2, -2, -1), "undecided"), ((1, None, None), "undecided")],
 )  # fmt: skip
-def test_verdicts(ends: tuple[float | None, float | None], expected: str) -> None:
-    assert results_doc.verdict({"low": ends[0], "high": ends[1]}) == expected
+def test_verdicts(ends: tuple[Any, ...], expected: str) -> None:
+    assert results_doc.verdict(dict(zip(("n", "low", "high"), ends, strict=True))) == expected
 
 
 def test_missing_runs_are_counted_once() -> None:

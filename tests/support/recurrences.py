@@ -81,6 +81,25 @@ def gpa(u: Update, lam: float = 0.003287, lam_bar: float = 0.1) -> Step:
     return step
 
 
+def amuse(u: Update, beta: float = 0.9, warmup: int = 100, rho: float = 1.0) -> Step:
+    """z <- z + u;  x <- (1-1/t) x + z/t;  y_t = beta_t x + (1-beta_t) z with t = k+1,
+
+    1 - beta_t = (1-beta) ((warmup-1)/(t-1))^rho for t >= warmup, else 1-beta.
+    """
+
+    def step(s: dict, y: Tensor, g: Tensor, k: int, lr: float) -> Tensor:
+        z = s["z"] = s.get("z", y) + u(s, g, k, lr)
+        t = k + 1
+        x = s["x"] = (1 - 1 / t) * s.get("x", y) + z / t
+        following = t + 1
+        b = beta
+        if following >= warmup:
+            b = 1 - ((warmup - 1) / (following - 1)) ** rho * (1 - beta)
+        return b * x + (1 - b) * z
+
+    return step
+
+
 # Updates: sign and spectral maps.
 
 

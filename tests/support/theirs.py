@@ -449,6 +449,12 @@ def _averaged() -> Iterator[Theirs]:
         return {"base": zoo.adam(), "lam": 0.1, "lam_bar": 0.2}
 
     yield plain("gpa", {}, "z - lr g, averaged", r.gpa(r.sgd()), 1.0)
+
+    def sped(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
+        return {"base": zoo.adam(), "warmup": 8, "beta": 0.7, "rho": 0.6}
+
+    label, step = "Schedule-Free Adam, beta to 1", r.amuse(r.adam(), 0.7, 8, 0.6)
+    yield plain("amuse", sped, label, step, 0.01)
     label, step = "z - lr Adam, averaged", r.gpa(r.adam(), 0.1, 0.2)
     yield plain("gpa", adam, label, step, 0.01, schedule=warmdown)
 

@@ -44,7 +44,8 @@ def markdown(numbers: Numbers) -> str:
 
 def _about(numbers: Numbers) -> str:
     e, data, cells = numbers["environment"], numbers["data"], numbers["cells"]
-    machine = e.get("processor", e["device"]) if e["device"] == "cpu" else e["device"]
+    cpu = f"{e.get('processor', 'CPU')}, {e.get('cores')} cores"
+    machine = cpu if e["device"] == "cpu" else e["device"]
     epochs = max(c["epochs"] or 0 for c in cells)
     steps = sorted({c["steps"] for c in cells})
     return (

@@ -16,6 +16,7 @@ from .study import (
     horizons,
     lengths,
     muon_decays,
+    none,
     rates,
     short_and_long,
     sizes,
@@ -44,8 +45,11 @@ SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="
 
 
 def _candidates(name: str, tuned: Cell) -> tuple[Cell, ...]:
-    """Return other forms of the coupled pull around a base, and the tuned base itself."""
-    base, lead = tuned.base, tuned.column if tuned.choices is adamw_grid else ""
+    """Return the tuned base, and forms of the pull and of weight decay without tuning of their own.
+
+    Cautious Weight Decay has the weight decay that was tuned for the base.
+    """
+    base, both = tuned.base, ("lr", "wd")
     pulls = (
         ("coupled", "soda", COUPLED),
         ("squared", "soda", {"decay": "squared"}),
@@ -53,8 +57,8 @@ def _candidates(name: str, tuned: Cell) -> tuple[Cell, ...]:
     )
     return (
         tuned,
-        replace(tuned, column=f"{name}, cautious wd", optimizer=f"cautious_wd({base})"),
-        *(Cell(f"{name} {form}", f"{wrapper}({base})", base, settings, follows=lead)
+        Cell(f"{name}, cautious wd", f"cautious_wd({base})", base, {}, none, tuned.column, both),
+        *(Cell(f"{name} {form}", f"{wrapper}({base})", base, settings, none, tuned.column)
           for form, wrapper, settings in pulls),
     )  # fmt: skip
 

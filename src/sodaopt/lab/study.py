@@ -36,11 +36,20 @@ class Cell:
     """Settings to choose from, at the standard size and length, by the mean loss over the tuning
     seeds."""
     follows: str = ""
-    """The column whose chosen learning rate this cell uses."""
+    """The column whose chosen settings this cell uses."""
+    takes: tuple[str, ...] = ("lr",)
+    """The settings that it uses."""
 
     def chosen(self, settings: dict[str, Any]) -> Cell:
         """Return the cell with one of its choices."""
         return replace(self, settings=self.settings | settings, choices=none)
+
+    def following(self, best: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Return the settings of the column that this cell follows.
+
+        best: the chosen settings of each column
+        """
+        return {k: v for k, v in best.get(self.follows, {}).items() if k in self.takes}
 
     def job(self, scale: Scale, row: TableRow, seed: int, lr: float | None) -> Job:
         values: dict[str, Any] = {

@@ -177,8 +177,7 @@ class Work:
         tried = [self._tried(cell, c, lr) for cell in study.cells for c in cell.choices(scale)]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
-        rates = {c: {"lr": s["lr"]} for c, s in best.items() if "lr" in s}
-        cells = tuple(c.chosen(best.get(c.column, rates.get(c.follows, {}))) for c in study.cells)
+        cells = tuple(c.chosen(best.get(c.column) or c.following(best)) for c in study.cells)
         return tried, replace(self, study=replace(study, cells=cells))
 
     def _tried(self, cell: Cell, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ numbers, `advance()` moves them by one step, and the optimizer keeps them in its
 
 from sodaopt.schedules.coefficients import (
     NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, check_memory, debias,
-    fade, first, grow, linear, log_time, lr, mean, over, start, times, triangular, uniform, value,
+    fade, falling, first, grow, linear, log_time, lr, mean, over, start, times, triangular,
+    uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
     coupled, heavy_alpha, heavy_alpha_bar, heavy_gamma, lr_weighted, nadam_alpha_bar, nadam_gamma,
@@ -20,7 +21,8 @@ from sodaopt.schedules.history import (
 
 __all__ = [
     "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
-    "check_memory", "coupled", "debias", "fade", "first", "grow", "heavy_alpha", "heavy_alpha_bar",
-    "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean", "nadam_alpha_bar",
-    "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value", "weights",
+    "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "heavy_alpha",
+    "heavy_alpha_bar", "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean",
+    "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value",
+    "weights",
 ]  # fmt: skip

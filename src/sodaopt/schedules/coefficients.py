@@ -200,6 +200,18 @@ class log_time(Schedule):
         return self.c * lr / (k + 1)
 
 
+@dataclass(frozen=True)
+class falling(Schedule):
+    """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1)."""
+
+    c: float
+    n: int
+    rho: float = 1.0
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return self.c * (self.n / maximum(k + 1, self.n)) ** self.rho
+
+
 def maximum(a: Number, b: Number) -> Number:
     """Return the larger of two numbers, either of which may be a tensor."""
     if isinstance(a, torch.Tensor):

@@ -8,7 +8,7 @@ downhill, as in the paper. Arguments have the names and the defaults of the refe
 
 from sodaopt.core.method import ROWS
 from sodaopt.zoo.averages import (
-    accelerated, double_averaging, dual_averaging, gpa, moda, oda, schedule_free,
+    accelerated, amuse, double_averaging, dual_averaging, gpa, moda, oda, schedule_free,
 )  # fmt: skip
 from sodaopt.zoo.forms import decayed, row, soda
 from sodaopt.zoo.rows import (
@@ -17,8 +17,8 @@ from sodaopt.zoo.rows import (
 )  # fmt: skip
 
 __all__ = [
-    "GD", "ROWS", "accelerated", "adam", "adamw", "decayed", "double_averaging", "dual_averaging",
-    "frank_wolfe", "gpa", "lion", "moda", "multinorm", "muon", "nadam", "nesterov", "oda", "row",
-    "schedule_free", "scion", "sgd", "shampoo", "signsgd", "signum", "simplified_ademamix",
-    "soda", "soda_dagger", "ssd", "torch_nadam", "uscion",
+    "GD", "ROWS", "accelerated", "adam", "adamw", "amuse", "decayed", "double_averaging",
+    "dual_averaging", "frank_wolfe", "gpa", "lion", "moda", "multinorm", "muon", "nadam",
+    "nesterov", "oda", "row", "schedule_free", "scion", "sgd", "shampoo", "signsgd", "signum",
+    "simplified_ademamix", "soda", "soda_dagger", "ssd", "torch_nadam", "uscion",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from sodaopt.core.method import Method
 from sodaopt.geometry.maps import Geometry
 from sodaopt.schedules import times, uniform
 from sodaopt.zoo.forms import check_plain, row
-from sodaopt.zoo.rows import GD, sgd
+from sodaopt.zoo.rows import GD, muon, sgd
 
 
 @row
@@ -83,6 +83,28 @@ def schedule_free(
     """
     lam, lam_bar = schedules.lr_weighted(r, weight_lr_power), 1 - number("beta", beta, 1)
     return replace(check_plain(base or sgd(), "schedule_free"), lam=lam, lam_bar=lam_bar)
+
+
+@row
+def amuse(
+    base: Method | None = None,
+    warmup: int = 100,
+    beta: float = 0.9,
+    rho: float = 1.0,
+    r: float = 0.0,
+    weight_lr_power: float = 2.0,
+) -> Method:
+    """schedule_free around base (or muon) with 1 - beta_t = (1 - beta) ((warmup-1)/(t-1))^rho,
+
+    after `warmup` steps, and beta before. So the gradients are taken ever closer to the average x.
+    (AMUSE, Kim et al. 2026)
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.amuse(warmup=10))
+    """
+    if warmup < 2:
+        raise ValueError(f"warmup counts steps and must be at least 2, got {warmup}")
+    lam_bar = schedules.falling(1 - number("beta", beta, 1), warmup - 1, rho)
+    return replace(schedule_free(base or muon(), beta, r, weight_lr_power), lam_bar=lam_bar)
 
 
 @row
