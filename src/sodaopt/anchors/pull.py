@@ -76,8 +76,11 @@ def _operations(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> Iter
 
 def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable]:
     """Return the first implementation that handles the pair, and the key of the pair."""
-    keys = ((one, one.key(x, z0)) for one in PULLS)
-    return next((one, key) for one, key in keys if key is not None)
+    for one in PULLS:
+        key = one.key(x, z0)
+        if key is not None:
+            return one, key
+    raise AssertionError("the last implementation handles every pair")
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
@@ -167,7 +170,8 @@ def _by_slices(xs: list[Tensor], z0s: list[Any], lam: float) -> Iterator[None]:
 def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of x with their z0. Tensors that memory holds in another order are not cut."""
     size = SLICES.get(x.device.type, SLICES["cpu"])
-    if isinstance(z0, Tensor) and not (x.is_contiguous() and z0.is_contiguous()):
+    is_small = x.numel() <= size
+    if isinstance(z0, Tensor) and (is_small or not (x.is_contiguous() and z0.is_contiguous())):
         yield x, z0
     elif isinstance(z0, Tensor):
         flat = (torch.split(t.view(-1), size) for t in (x, z0))
