@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -164,3 +164,7 @@ def test_weight_decay_acts_on_hidden_layers(name: str) -> None:
         expected = x - lr * wd * before if who == "mid.weight" else x
         assert torch.allclose(y, expected, atol=1e-6), who
     assert not math.isclose(plain[1].norm(), decayed[1].norm())
+
+
+def test_types_list_the_choices() -> None:
+    assert set(get_args(anchors.AnchorName)) == set(anchors.ANCHORS)

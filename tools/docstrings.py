@@ -1,7 +1,8 @@
-"""Show the argument lines of a docstring as a list on the site. mkdocs.yml names this file.
+"""Show the arguments of a docstring as a list on the site, and examples as code.
 
 Docstrings here describe an argument on a line of its own, `lr: the learning rate.`, with no heading
-above it. Markdown would join such lines into one paragraph.
+above it. Markdown would join such lines into one paragraph, and take >>> for a quotation.
+mkdocs.yml names this file.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ ARGUMENT = re.compile(r"^([a-z]\w*(?:, [a-z]\w*)*): ")
 
 
 def listed(paragraph: str) -> str:
-    """Return a paragraph that begins with an argument as a list, and any other unchanged."""
+    """Return a paragraph that begins with an argument as a list, and an example as code."""
+    if paragraph.startswith(">>>"):
+        return f"```pycon\n{paragraph}\n```"
     if not ARGUMENT.match(paragraph):
         return paragraph
     lines = [

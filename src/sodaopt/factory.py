@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sodaopt._names import ANCHORED, Name, every_name, parse
+from sodaopt.anchors import Anchor, AnchorName
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers import recipes
 from sodaopt.layers.plan import plan
@@ -65,7 +66,7 @@ def optimizer(
     *,
     decay: Coef | None = None,
     start: int = 0,
-    anchor: Any = None,
+    anchor: AnchorName | Anchor | None = None,
     weight_decay: float | None = None,
     process_group: Any = None,
     show: bool = False,
@@ -135,7 +136,7 @@ def assemble(
     *,
     decay: Coef = uniform,
     start: int = 0,
-    anchor: Any = None,
+    anchor: AnchorName | Anchor | None = None,
     process_group: Any = None,
     overrides: Mapping[str, Any] = MappingProxyType({}),
     wrapper: Callable[..., Wrapper] = SODAWrapper,
@@ -154,7 +155,7 @@ def assemble(
     pulled = [row.parameter for row in planned.rows if row.role in roles]
     if roles and not pulled:
         raise ValueError(f"{name} has no parameter to pull: no role of the model is in {roles}")
-    anchors = {} if anchor is None else {"anchor": anchor}
+    anchors: dict[str, Any] = {} if anchor is None else {"anchor": anchor}
     wraps = roles and not name.average
     opt = SODA(planned.groups(), lr, process_group=process_group, **({} if wraps else anchors))
     if wraps:

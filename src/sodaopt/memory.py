@@ -47,7 +47,12 @@ class ParameterBytes:
 
 @dataclass(frozen=True)
 class Memory:
-    """The report: `rows`, `total()`, and a table when printed."""
+    """The report: `rows`, `total()`, and a table when printed.
+
+    >>> adamw = torch.optim.AdamW(model.parameters())
+    >>> sodaopt.memory(model, adamw).predicted  # it has not stepped
+    True
+    """
 
     rows: tuple[ParameterBytes, ...]
     predicted: bool
@@ -80,7 +85,13 @@ class Memory:
 
 
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
-    """Bytes per parameter and state: counted if the optimizer has stepped, else predicted."""
+    """Bytes per parameter and state: counted if the optimizer has stepped, else predicted.
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.adam())
+    >>> weights = sum(p.nbytes for p in model.parameters())
+    >>> round(sodaopt.memory(model, opt).total() / weights, 1)  # two moments
+    2.0
+    """
     has_stepped = _has_stepped(optimizer)
     states = optimizer.state if has_stepped else _predicted(optimizer)
     rows = []

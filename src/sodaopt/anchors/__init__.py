@@ -15,7 +15,7 @@ At a parameter's first step an anchor returns the tensor to keep in the optimize
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from sodaopt._errors import unknown
 from sodaopt.anchors.elsewhere import Elsewhere, FromFile
@@ -23,11 +23,13 @@ from sodaopt.anchors.pull import Source, inverse, pull_, value
 from sodaopt.anchors.stored import Anchor, Clone, Constant, Host, Rounded, constant_of
 
 __all__ = [
-    "ANCHORS", "Anchor", "Clone", "Constant", "Elsewhere", "FromFile", "Host", "Rounded", "Source",
-    "anchor", "constant_of", "inverse", "pull_", "value",
+    "ANCHORS", "Anchor", "AnchorName", "Clone", "Constant", "Elsewhere", "FromFile", "Host",
+    "Rounded", "Source", "anchor", "constant_of", "inverse", "pull_", "value",
 ]  # fmt: skip
 
-ANCHORS: dict[str, Callable[[], Anchor]] = {
+AnchorName: TypeAlias = Literal["auto", "clone", "bf16", "cpu", "constant"]
+"""The names of anchors."""
+ANCHORS: dict[AnchorName, Callable[[], Anchor]] = {
     "clone": Clone,
     "bf16": Rounded,
     "cpu": Host,
@@ -38,7 +40,11 @@ ANCHORS: dict[str, Callable[[], Anchor]] = {
 
 
 def anchor(spec: Any) -> Anchor:
-    """An anchor from its name, or an Anchor object as it is."""
+    """An anchor from its name, or an Anchor object as it is.
+
+    >>> anchors.anchor("bf16") == anchors.Rounded()
+    True
+    """
     if isinstance(spec, str):
         if spec == "seed":
             raise ValueError(

@@ -23,6 +23,9 @@ class Init:
 
     constant: a. between: uniform on [a, b). normal: mean a, std b. truncated: that normal within
     2 std, as nn.init.trunc_normal_ with the defaults scaled. sign: +a or -a.
+
+    >>> init.normal(0.0, 0.02) == init.Init("normal", 0.0, 0.02)
+    True
     """
 
     kind: str
@@ -84,7 +87,11 @@ KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """How one parameter is made: its name selects the random stream, the seed is the key."""
+    """How one parameter is made: its name selects the random stream, the seed is the key.
+
+    >>> init.seeded_(model, seed=0).entries["0.weight"].seed
+    0
+    """
 
     name: str
     init: Init

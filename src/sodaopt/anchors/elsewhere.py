@@ -24,6 +24,9 @@ class Elsewhere(Anchor):
     """An anchor that keeps no copy of the weights.
 
     entries: the description of z0 by the name of the parameter in the model.
+
+    >>> issubclass(anchors.FromFile, anchors.Elsewhere)
+    True
     """
 
     writable: ClassVar[bool] = False
@@ -74,6 +77,12 @@ class FromFile(Elsewhere):
 
     path: a file, or a folder of them.
     rename: maps the model's name of a parameter to the file's name.
+
+    >>> from safetensors.torch import save_file
+    >>> from tempfile import mkdtemp
+    >>> path = f"{mkdtemp()}/model.safetensors"
+    >>> save_file(model.state_dict(), path)
+    >>> z0 = anchors.FromFile(path, model)
     """
 
     differs: ClassVar[bool] = True

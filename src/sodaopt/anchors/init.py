@@ -30,27 +30,47 @@ __all__ = [
 
 
 def constant(value: float) -> Init:
-    """Every element is `value`."""
+    """Every element is `value`.
+
+    >>> init.constant(1.0).a
+    1.0
+    """
     return Init("constant", value)
 
 
 def between(low: float, high: float) -> Init:
-    """Uniform on [low, high)."""
+    """Uniform on [low, high).
+
+    >>> init.between(-0.1, 0.1).kind
+    'between'
+    """
     return Init("between", low, high)
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Init:
-    """Normal."""
+    """Normal.
+
+    >>> init.normal(std=0.02).b
+    0.02
+    """
     return Init("normal", mean, std)
 
 
 def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
-    """Normal within two standard deviations."""
+    """Normal within two standard deviations.
+
+    >>> init.truncated(std=0.02).b
+    0.02
+    """
     return Init("truncated", mean, std)
 
 
 def sign(scale: float) -> Init:
-    """+scale or -scale with equal odds."""
+    """+scale or -scale with equal odds.
+
+    >>> init.sign(0.5).kind
+    'sign'
+    """
     return Init("sign", scale)
 
 
@@ -66,7 +86,11 @@ NORMS = (
 
 
 def default(module: nn.Module) -> Rules | None:
-    """The distributions that torch's reset_parameters would draw from, by parameter name."""
+    """The distributions that torch's reset_parameters would draw from, by parameter name.
+
+    >>> sorted(init.default(nn.Linear(4, 2)))
+    ['bias', 'weight']
+    """
     if isinstance(module, (nn.Linear, *CONVS)):
         fan_in = module.weight.shape[1:].numel()
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
@@ -86,7 +110,12 @@ CHECKED = 1 << 18
 
 
 class Seeds(Elsewhere):
-    """The specs of a model's parameters, as an anchor: z0 is made again at each step."""
+    """The specs of a model's parameters, as an anchor: z0 is made again at each step.
+
+    >>> seeds = init.seeded_(model, seed=0)
+    >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
+    >>> opt = SODAWrapper(adamw, anchor=seeds)  # no copy of z0
+    """
 
     def check_weights(self, p: Tensor, first: bool) -> None:
         """Compare the first elements once.
@@ -116,6 +145,8 @@ def seeded_(
 
     rules(name of the module, module): the distributions of its own parameters by name, or None for
     torch's default of that type. A module without a default needs a rule.
+
+    >>> seeds = init.seeded_(model, seed=0, rules=lambda name, module: None)  # torch's defaults
     """
     specs: dict[str, Spec] = {}
     names = {id(p): n for n, p in model.named_parameters()}

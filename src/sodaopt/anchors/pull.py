@@ -44,6 +44,11 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
     If it is interrupted, the weights that have moved are moved back, to rounding. With lam = 1, x
     is lost.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> anchors.pull_([x], [0.0], lam=0.5)
+    >>> x
+    tensor([0.5000, 1.0000])
     """
     done = 0
     try:
@@ -57,7 +62,12 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
 
 def inverse(lam: float) -> float:
-    """The strength of the pull that undoes a pull: x = x1 + inverse (z0 - x1)."""
+    """The strength of the pull that undoes a pull: x = x1 + inverse (z0 - x1).
+
+    >>> x = 1 + 0.2 * (5 - 1)  # a pull from 1 to 5
+    >>> round(x + anchors.inverse(0.2) * (5 - x), 6)
+    1.0
+    """
     return lam / (lam - 1)
 
 
@@ -84,7 +94,11 @@ def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable]:
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
-    """z0 as a tensor with the dtype and device of x, without dimensions if it is a constant."""
+    """z0 as a tensor with the dtype and device of x, without dimensions if it is a constant.
+
+    >>> anchors.value(0.0, torch.ones(2))
+    tensor(0.)
+    """
     if isinstance(z0, Seeded):
         made = torch.zeros(x.shape, dtype=z0.p.dtype, device=x.device)
         pull_([made], [z0], 1.0)

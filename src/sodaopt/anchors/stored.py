@@ -19,6 +19,9 @@ class Anchor:
 
     differs: z0 may differ from the weights at the first step, so that step already pulls.
     writable: z0 can be captured again later, which at_start="reanchor" needs.
+
+    >>> anchors.Clone().writable
+    True
     """
 
     differs: ClassVar[bool] = False
@@ -62,7 +65,10 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Clone(Anchor):
-    """A copy, in the parameter's dtype or another."""
+    """A copy, in the parameter's dtype or another.
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor=anchors.Clone())
+    """
 
     dtype: torch.dtype | None = None
 
@@ -75,7 +81,10 @@ class Clone(Anchor):
 
 @dataclass(frozen=True)
 class Rounded(Clone):
-    """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact."""
+    """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact.
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor="bf16")
+    """
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         z0 = p.detach().to(torch.bfloat16, copy=True)
@@ -87,7 +96,10 @@ class Rounded(Clone):
 
 @dataclass(frozen=True)
 class Host(Anchor):
-    """A copy in pinned memory of the host, copied to the device a slice at a time."""
+    """A copy in pinned memory of the host, copied to the device a slice at a time.
+
+    >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor="cpu")
+    """
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         return self.restore(p, p)
@@ -105,7 +117,11 @@ class Host(Anchor):
 
 @dataclass(frozen=True)
 class Constant(Anchor):
-    """One number on the host if all elements are equal, else the anchor `other`."""
+    """One number on the host if all elements are equal, else the anchor `other`.
+
+    >>> anchors.anchor("auto") == anchors.Constant(anchors.Clone())
+    True
+    """
 
     other: Anchor = field(default_factory=Clone)
 
@@ -133,6 +149,9 @@ def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
     The values of a meta tensor are unknown, and count as different.
+
+    >>> anchors.constant_of(torch.zeros(3)), anchors.constant_of(torch.arange(3))
+    (tensor(0.), None)
     """
     if p.dim() == 0 or p.numel() <= 1 or p.is_meta:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from sodaopt.parallel import sharded
 
 SUMS = ("weight", "distance", "gradient", "step", "update", "pull", "product")
 """Squared lengths, and the scalar product of update and pull."""
-Labels: TypeAlias = "str | Mapping[Tensor, str]"
+Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 
 
 class Pull(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ from sodaopt._names import parse
 from sodaopt.geometry import Geometry
 from sodaopt.schedules import Coef, Number, Past
 
-CENTRES = ("origin", "init", "last")
+Centre: TypeAlias = Literal["origin", "init", "last"]
+CENTRES = get_args(Centre)
 
 
 class Coefs(NamedTuple):
@@ -45,6 +46,10 @@ class Method:
 
     full_step: z = centre + u/lam, so that y <- (1 - lam) y + lam centre + u. lam is then the
     strength of the pull alone, and may be 0.
+
+    >>> from sodaopt.geometry import Ball, Sign, unit
+    >>> Method(Ball(Sign(unit)), alpha=1 - 0.9) == zoo.signum(beta=0.9)
+    True
     """
 
     geometry: Geometry
@@ -53,7 +58,7 @@ class Method:
     lam: Coef = 1.0
     lam_bar: Coef = 0.0
     gamma: Coef = schedules.lr
-    centre: str = "last"
+    centre: Centre = "last"
     full_step: bool = False
     name: str = field(default="method", compare=False)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sodaopt import anchors
 from sodaopt._errors import times
+from sodaopt.anchors import AnchorName
 from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
@@ -53,15 +54,17 @@ STEPS = (  # the first that wants a bucket runs it
 class SODA(StatefulOptimizer):
     """Run a `Method` on parameters, or one method a group.
 
-        SODA(model.parameters(), lr=1e-3, method=zoo.adamw())
-        SODA([{"params": matrices, "method": zoo.muon()}, {"params": rest, "lr": 3e-4}], 0.02,
-             zoo.adam())
+    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.adamw())
+    >>> first, *rest = model.parameters()
+    >>> groups = [{"params": [first], "method": "soda(muon)"}, {"params": rest, "lr": 3e-4}]
+    >>> opt = SODA(groups, lr=0.02, method=zoo.adam())
 
     The parameters hold y. `eval()` puts x there and `train()` puts y back, exactly. Both do nothing
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
     stochastically.
 
     lr: may be left out if every group has its own.
+    method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
     seed: selects the rounding bits.
@@ -83,7 +86,7 @@ class SODA(StatefulOptimizer):
         foreach: bool | None = None,
         maximize: bool = False,
         seed: int = 0,
-        anchor: Any = "clone",
+        anchor: AnchorName | anchors.Anchor = "clone",
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:

@@ -1,12 +1,12 @@
 """How a step looks: norms and their maps, views of a parameter, width factors, polar factors."""
 
+from sodaopt.geometry.kronecker import Kronecker
 from sodaopt.geometry.maps import (
     Ball,
     Clip,
     Context,
     Diagonal,
     Geometry,
-    Kronecker,
     MultiNorm,
     Sharp,
     State,

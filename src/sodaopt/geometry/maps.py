@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sodaopt import schedules
-from sodaopt._errors import count, number, times
+from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, Shards
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.views import Shape, View, matrix
@@ -40,6 +40,9 @@ class Context:
     g: the gradients.
     state: each parameter's state, updated in place.
     shards: exchanges shards with other ranks. None: this process has all parameters whole.
+
+    >>> g = torch.ones(2, 2)
+    >>> context = geometry.Context([g.shape], [g], k=0, lr=0.1, state=[{}])
     """
 
     shapes: list[torch.Size]
@@ -56,6 +59,9 @@ class Geometry:
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
     elementwise is refused on sharded parameters.
+
+    >>> zoo.shampoo().geometry.homogeneous
+    True
     """
 
     homogeneous: ClassVar[bool] = True
@@ -161,7 +167,12 @@ class _NormMap(Geometry):
 
 @dataclass(frozen=True)
 class Ball(_NormMap):
-    """u = gamma rho lmo(m_bar)."""
+    """u = gamma rho lmo(m_bar).
+
+    >>> from sodaopt.geometry import Ball, Sign, unit
+    >>> Method(Ball(Sign(unit), radius=2.0), alpha=0.1).geometry.radius
+    2.0
+    """
 
     @property
     def kernel(self) -> str | None:
@@ -175,7 +186,11 @@ class Ball(_NormMap):
 
 @dataclass(frozen=True)
 class Sharp(_NormMap):
-    """u = gamma rho^2 dual(m_bar) lmo(m_bar)."""
+    """u = gamma rho^2 dual(m_bar) lmo(m_bar).
+
+    >>> zoo.sgd().geometry == geometry.Sharp(geometry.Euclidean())
+    True
+    """
 
     degree: ClassVar[int] = 2
 
@@ -191,7 +206,10 @@ class Sharp(_NormMap):
 
 @dataclass(frozen=True)
 class Clip(_NormMap):
-    """u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar). Not homogeneous in gamma."""
+    """u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar). Not homogeneous in gamma.
+
+    >>> clipped = Method(geometry.Clip(geometry.Sign(geometry.unit)), alpha=0.1)
+    """
 
     homogeneous: ClassVar[bool] = False
 
@@ -209,6 +227,9 @@ class Diagonal(Geometry):
 
     rate = 1-beta2 is the plain average, schedules.debias(beta2) Adam's corrected one. v includes
     the current gradient.
+
+    >>> zoo.adam().geometry == geometry.Diagonal(schedules.debias(0.999))
+    True
     """
 
     rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
@@ -243,66 +264,13 @@ class Diagonal(Geometry):
 
 
 @dataclass(frozen=True)
-class Kronecker(Geometry):
-    """Shampoo: L += G G^T, R += G^T G, u = -gamma L^(-1/4) m_bar R^(-1/4), from L = R = eps I.
-
-    The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
-    in float64, so it is for small matrices.
-    """
-
-    eps: float = 1e-12
-    exchanges: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.eps > 0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
-
-    def check(self, shape: Shape) -> None:
-        if len(shape) != 2:
-            raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
-
-    def state(self, p: Tensor, dtype: torch.dtype) -> State:
-        def eye(n: int) -> Tensor:
-            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
-
-        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
-
-    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
-        fours = [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
-        if context.shards is None:
-            new = self.directions(fours)
-        else:
-            shapes = [s for o, i in context.shapes for s in ((o, i), (o, i), (o, o), (i, i))]
-            new = context.shards.deal(self.directions, fours, matrix, shapes)
-        torch._foreach_copy_(L + R, new[2::4] + new[3::4])
-        u = new[0::4]
-        torch._foreach_mul_(u, -gamma)
-        return u
-
-    def directions(self, fours: list[Tensor]) -> list[Tensor]:
-        """Map m_bar, G, L and R of each parameter to L^(-1/4) m_bar R^(-1/4), G, new L and R."""
-        out = []
-        for d, G, L, R in zip(*(fours[j::4] for j in range(4)), strict=True):
-            L, R = L + G @ G.mT, R + G.mT @ G
-            d4 = self._root(L) @ d.double() @ self._root(R)
-            out += [d4.to(d.dtype), G, L, R]
-        return out
-
-    def _root(self, A: Tensor) -> Tensor:
-        """A^(-1/4). Rounding may push a zero eigenvalue below eps, so it is clamped there."""
-        if not A.isfinite().all():
-            return torch.full_like(A, torch.nan, dtype=torch.float64)
-        w, Q = torch.linalg.eigh(A.double())
-        root: Tensor = (Q * w.clamp(min=self.eps).pow(-0.25)) @ Q.mT
-        return root
-
-
-@dataclass(frozen=True)
 class MultiNorm(Geometry):
     """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times, and u = -gamma X.
 
     RMS(X) is 1, so gamma is a radius. It has no state and no dual norm, hence no sharp or clip.
+
+    >>> zoo.multinorm(3).geometry == geometry.MultiNorm(3)
+    True
     """
 
     iterations: int = 5

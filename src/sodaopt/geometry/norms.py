@@ -53,6 +53,10 @@ class Norm:
     layer: dual(d) and norm(x) have one entry a matrix.
 
     sharp_kernel: the name of the fused kernel for Sharp of this norm (see `Geometry.kernel`).
+
+    >>> d, norm = torch.randn(4, 3), geometry.Sign(geometry.unit)
+    >>> torch.allclose((d * norm.lmo(d)).sum(), -norm.dual(d))  # the linear minimisation oracle
+    True
     """
 
     scale: Scale = dense
@@ -147,7 +151,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Sign(Norm):
-    """max |x|, with lmo = -sign. A parameter that is not a matrix has factor 1."""
+    """max |x|, with lmo = -sign. A parameter that is not a matrix has factor 1.
+
+    >>> geometry.Sign(geometry.unit).lmo(torch.tensor([[2.0, -0.5]]))
+    tensor([[-1.,  1.]])
+    """
 
     view: View = elements
 
@@ -174,7 +182,12 @@ class Sign(Norm):
 
 @dataclass(frozen=True)
 class Spectral(Norm):
-    """The largest singular value, with lmo = -U V^T by the polar backend."""
+    """The largest singular value, with lmo = -U V^T by the polar backend.
+
+    >>> norm = geometry.Spectral(geometry.unit, polar=geometry.polar.EXACT)
+    >>> norm.norm(torch.diag(torch.tensor([3.0, 2.0])))
+    tensor(3.)
+    """
 
     polar: Polar = KELLER
 
@@ -257,7 +270,11 @@ def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class ColNorm(_Lengths):
-    """The longest column."""
+    """The longest column.
+
+    >>> geometry.ColNorm(geometry.unit).norm(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
+    tensor(5.)
+    """
 
     along: ClassVar[tuple[int, ...]] = (-2,)
 
@@ -267,7 +284,11 @@ class ColNorm(_Lengths):
 
 @dataclass(frozen=True)
 class RowNorm(_Lengths):
-    """The longest row."""
+    """The longest row.
+
+    >>> geometry.RowNorm(geometry.unit).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    tensor(5.)
+    """
 
     along: ClassVar[tuple[int, ...]] = (-1,)
 
@@ -277,7 +298,11 @@ class RowNorm(_Lengths):
 
 @dataclass(frozen=True)
 class Euclidean(_Lengths):
-    """The Euclidean length of the whole parameter. Sharp(Euclidean()) is gradient descent."""
+    """The Euclidean length of the whole parameter. Sharp(Euclidean()) is gradient descent.
+
+    >>> geometry.Euclidean().norm(torch.tensor([3.0, 4.0]))
+    tensor(5.)
+    """
 
     scale: Scale = unit
     view: View = whole
@@ -292,7 +317,11 @@ class Euclidean(_Lengths):
 
 @dataclass(frozen=True)
 class BiasRMS(_Lengths):
-    """Root mean square of a vector (Scion's norm for biases and gains), with lmo = -d/RMS(d)."""
+    """Root mean square of a vector (Scion's norm for biases and gains), with lmo = -d/RMS(d).
+
+    >>> geometry.BiasRMS().norm(torch.tensor([3.0, 4.0, 0.0, 0.0]))
+    tensor(2.5000)
+    """
 
     view: View = whole
 

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from sodaopt.backends.products import Symmetric, choice, full_sums
 
+__all__ = [
+    "BACKENDS", "CUBIC", "EXACT", "KELLER", "POLAR_EXPRESS", "YOU", "Exact", "Newton", "Polar",
+]  # fmt: skip
+
 Triple: TypeAlias = tuple[float, float, float]
 SMALLEST = 1e-15
 """Matrices are divided by their norm, and by this if it is smaller: 0 / 0 gives 0. It is far below
@@ -22,7 +26,12 @@ any gradient, so the map ignores scale."""
 
 
 class Polar(Protocol):
-    """A backend: a batch of matrices (n, o, i) to their polar factors, same shape and dtype."""
+    """A backend: a batch of matrices (n, o, i) to their polar factors, same shape and dtype.
+
+    >>> X = geometry.polar.KELLER(torch.randn(1, 4, 8))  # one matrix
+    >>> X.shape
+    torch.Size([1, 4, 8])
+    """
 
     def __call__(self, X: Tensor) -> Tensor: ...
 
@@ -36,6 +45,9 @@ class Newton:
     least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
     restarts: the steps before which the Gram form computes X X^T again, see `factor`. An iteration
     without restarts has the plain form alone.
+
+    >>> len(geometry.polar.KELLER.steps)
+    5
     """
 
     name: str
@@ -115,7 +127,12 @@ def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
 
 @dataclass(frozen=True)
 class Exact:
-    """U V^T by the SVD. Singular values at rounding level count as zero, since sign(0) = 0."""
+    """U V^T by the SVD. Singular values at rounding level count as zero, since sign(0) = 0.
+
+    >>> X = geometry.polar.EXACT(torch.randn(1, 4, 8))
+    >>> torch.allclose(X @ X.mT, torch.eye(4), atol=1e-5)
+    True
+    """
 
     name: str = "exact"
 

@@ -17,32 +17,56 @@ Scale: TypeAlias = Callable[[Factor, Frame], float]
 
 
 def dense(factor: Factor, f: Frame) -> float:
-    """The paper's factor for hidden, last and image-input layers. A kernel's is divided by taps."""
+    """The paper's factor for hidden, last and image-input layers. A kernel's is divided by taps.
+
+    >>> geometry.Spectral(geometry.dense).width((64, 16))  # sqrt(d_out/d_in)
+    2.0
+    """
     return factor(f.o, f.i) / f.taps
 
 
 def one_hot(factor: Factor, f: Frame) -> float:
-    """The paper's factor for a one-hot (token) first layer: the same formula with d_in = 1."""
+    """The paper's factor for a one-hot (token) first layer: the same formula with d_in = 1.
+
+    >>> geometry.Sign(geometry.one_hot).width((64, 16))
+    1.0
+    """
     return factor(f.o, 1) / f.taps
 
 
 def unit(factor: Factor, f: Frame) -> float:
-    """1: the plain norm (Lion, Signum, SSD)."""
+    """1: the plain norm (Lion, Signum, SSD).
+
+    >>> zoo.lion().geometry.norm.scale is geometry.unit
+    True
+    """
     return 1.0
 
 
 def original(factor: Factor, f: Frame) -> float:
-    """sqrt(max(1, d_out/d_in)): Muon as first published, torch's "original"."""
+    """sqrt(max(1, d_out/d_in)): Muon as first published, torch's "original".
+
+    >>> zoo.muon().geometry.norm.width((64, 16))
+    2.0
+    """
     return math.sqrt(max(1.0, f.o / (f.i * f.taps)))
 
 
 def rms(factor: Factor, f: Frame) -> float:
-    """sqrt(max(d_out, d_in)): an orthogonal update of unit RMS, the paper's Muon baseline."""
+    """sqrt(max(d_out, d_in)): an orthogonal update of unit RMS, the paper's Muon baseline.
+
+    >>> zoo.muon(scale=geometry.rms).geometry.norm.width((64, 16))
+    8.0
+    """
     return math.sqrt(max(f.o, f.i * f.taps))
 
 
 def adamw(factor: Factor, f: Frame) -> float:
-    """0.2 sqrt(max(d_out, d_in)): Moonlight, torch's "match_rms_adamw"."""
+    """0.2 sqrt(max(d_out, d_in)): Moonlight, torch's "match_rms_adamw".
+
+    >>> zoo.muon(scale=geometry.adamw).geometry.norm.width((64, 16))
+    1.6
+    """
     return 0.2 * rms(factor, f)
 
 

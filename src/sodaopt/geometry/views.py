@@ -42,6 +42,9 @@ class Frame(NamedTuple):
     dims: the dimensions of the parameter that one matrix spans.
     flipped: the matrices are stored transposed, as (n / beside, i, beside, o).
     beside: how many of them lie side by side in memory.
+
+    >>> views.matrix((64, 16)).o, views.matrix((64, 16)).i
+    (64, 16)
     """
 
     n: int
@@ -112,7 +115,12 @@ def _steps(n: int, size: int) -> list[range]:
 
 
 def matrix(shape: Shape) -> Frame:
-    """(d_out, d_in) of a linear layer, or a stack (experts, d_out, d_in)."""
+    """(d_out, d_in) of a linear layer, or a stack (experts, d_out, d_in).
+
+    >>> frame = views.matrix((4, 64, 16))  # four experts
+    >>> frame.n, frame.o, frame.i
+    (4, 64, 16)
+    """
     if len(shape) not in (2, 3):
         raise ValueError(
             f"needs a matrix (or a 3-D stack of them), not a parameter of shape {times(shape)}: "
@@ -123,41 +131,71 @@ def matrix(shape: Shape) -> Frame:
 
 
 def transposed(shape: Shape) -> Frame:
-    """A matrix stored transposed: nn.Embedding (vocab, d), GPT-2's Conv1D (d_in, d_out)."""
+    """A matrix stored transposed: nn.Embedding (vocab, d), GPT-2's Conv1D (d_in, d_out).
+
+    >>> frame = views.transposed((50304, 768))
+    >>> frame.o, frame.i
+    (768, 50304)
+    """
     n, i, o, dims, *_ = matrix(shape)
     return Frame(n, o, i, dims, flipped=True)
 
 
 def conv(shape: Shape) -> Frame:
-    """A convolution kernel (d_out, d_in, k...) as one matrix of d_out rows."""
+    """A convolution kernel (d_out, d_in, k...) as one matrix of d_out rows.
+
+    >>> frame = views.conv((64, 16, 3, 3))
+    >>> frame.o, frame.taps
+    (64, 9)
+    """
     if len(shape) < 3:
         raise ValueError(f"view=conv needs a kernel (out, in, k...), not shape {times(shape)}")
     return Frame(1, shape[0], shape[1], tuple(range(len(shape))), math.prod(shape[2:]))
 
 
 def deconv(shape: Shape) -> Frame:
-    """A transposed convolution's kernel (d_in, d_out, k...): the matrix from d_in to d_out k..."""
+    """A transposed convolution's kernel (d_in, d_out, k...): the matrix from d_in to d_out k...
+
+    >>> views.deconv((16, 64, 3, 3)).i
+    16
+    """
     return Frame(1, math.prod(shape[1:]), shape[0], tuple(range(len(shape))), flipped=True)
 
 
 def heads(shape: Shape) -> Frame:
-    """The projection (d_in, heads, d_head) of an attention as the matrix from d_in to all heads."""
+    """The projection (d_in, heads, d_head) of an attention as the matrix from d_in to all heads.
+
+    >>> views.heads((64, 8, 16)).o
+    128
+    """
     return deconv(shape)
 
 
 def whole(shape: Shape) -> Frame:
-    """Any parameter as one long vector."""
+    """Any parameter as one long vector.
+
+    >>> views.whole((4, 3)).n
+    1
+    """
     return Frame(1, math.prod(shape), 1, tuple(range(len(shape))))
 
 
 def elements(shape: Shape) -> Frame:
-    """Matrices as matrices, everything else as a vector: for maps that act on each entry."""
+    """Matrices as matrices, everything else as a vector: for maps that act on each entry.
+
+    >>> views.elements((4, 3)).o
+    4
+    """
     return matrix(shape) if len(shape) in (2, 3) else whole(shape)
 
 
 @dataclass(frozen=True)
 class split:
-    """A fused layer as n equal blocks of outputs, one after the other: split(3) for QKV."""
+    """A fused layer as n equal blocks of outputs, one after the other: split(3) for QKV.
+
+    >>> views.split(3)((192, 64)).n
+    3
+    """
 
     n: int
     of: View = matrix
@@ -175,7 +213,11 @@ class split:
 
 @dataclass(frozen=True)
 class grouped:
-    """The kernel of a convolution with n groups: each group is a matrix."""
+    """The kernel of a convolution with n groups: each group is a matrix.
+
+    >>> views.grouped(4)((64, 16, 3, 3)).n
+    4
+    """
 
     n: int
     of: View = conv
@@ -191,5 +233,9 @@ class grouped:
 
 
 def label(view: View) -> str:
-    """The name of a view, as a table shows it."""
+    """The name of a view, as a table shows it.
+
+    >>> views.label(views.split(3))
+    'split(3)'
+    """
     return getattr(view, "__name__", None) or repr(view)

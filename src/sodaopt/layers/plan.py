@@ -65,7 +65,12 @@ class PlannedParameter:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Every parameter of a model exactly once. `print(plan)` shows it."""
+    """Every parameter of a model exactly once. `print(plan)` shows it.
+
+    >>> found = plan(model, "muon")
+    >>> [row.role for row in found.rows]
+    ['hidden', 'bias', 'hidden', 'bias', 'head', 'bias']
+    """
 
     title: str
     rows: tuple[PlannedParameter, ...]
@@ -134,6 +139,16 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     tuple of these. Patterns are regular expressions, and the first match wins:
 
         plan(model, "muon", wpe="hidden", **{r"h\\.\\d+\\.attn\\.c_attn\\.weight": split(3)})
+
+    >>> print(plan(nn.Linear(8, 4), "muon"))
+    muon for Linear
+    parameter    shape  role  method  geometry  radius  lr factor  state
+    --------------------------------------------------------------------
+    weight       4x8    head  adam    Diagonal                 10  264 B
+    bias         4      bias  adam    Diagonal                 10   40 B
+    --------------------------------------------------------------------
+    2 parameters, 36 numbers, 304 B of state
+    inferred heads: weight
     """
     known = rules(recipe)
     found, notes = classify_all(model, overrides)
@@ -146,12 +161,20 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
 def param_groups(
     model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any
 ) -> list[dict[str, Any]]:
-    """Return groups for `SODA`: every trainable parameter of the model, by its role. See `plan`."""
+    """Return groups for `SODA`: every trainable parameter of the model, by its role. See `plan`.
+
+    >>> [group["name"] for group in param_groups(model, "soda(muon)")]
+    ['hidden', 'bias+head']
+    """
     return plan(model, recipe, **overrides).groups()
 
 
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
-    """Return the paper's hidden layers: trainable matrices that are neither tables nor heads."""
+    """Return the paper's hidden layers: trainable matrices that are neither tables nor heads.
+
+    >>> [tuple(p.shape) for p in hidden(model)]
+    [(32, 8), (32, 32)]
+    """
     return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
 
 

@@ -22,24 +22,41 @@ NO_PAST: Past = MappingProxyType({})
 
 
 def value(c: Coef, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-    """Evaluate the coefficient at step k. A number is its own value at every step."""
+    """Evaluate the coefficient at step k. A number is its own value at every step.
+
+    >>> schedules.value(0.3, k=5, lr=0.1), schedules.value(schedules.uniform, k=0, lr=0.1)
+    (0.3, 0.5)
+    """
     if isinstance(c, Schedule):
         return c(k, lr, past)
     return c(k, lr) if callable(c) else c
 
 
 def start(c: Coef) -> dict[str, float]:
-    """Return the coefficient's memory before the first step."""
+    """Return the coefficient's memory before the first step.
+
+    >>> schedules.start(schedules.uniform)
+    {}
+    """
     return c.start() if isinstance(c, Schedule) else {}
 
 
 def advance(c: Coef, past: Past, k: Number, lr: Number) -> dict[str, Number]:
-    """Return the coefficient's memory at step k. Called once a step, before `value`."""
+    """Return the coefficient's memory at step k. Called once a step, before `value`.
+
+    >>> c = schedules.coupled()
+    >>> past = schedules.advance(c, schedules.start(c), k=0, lr=0.1)
+    >>> schedules.value(c, 1, 0.05, schedules.advance(c, past, k=1, lr=0.05)) == 0.5 / 3
+    True
+    """
     return c.advance(past, k, lr) if isinstance(c, Schedule) else {}
 
 
 def check_memory(parts: list[Coef]) -> None:
-    """Raise ValueError if two parts use one name for different memories, in three trial steps."""
+    """Raise ValueError if two parts use one name for different memories, in three trial steps.
+
+    >>> schedules.check_memory([schedules.coupled(), schedules.uniform])
+    """
     pasts: list[Past] = [start(c) for c in parts]
     for k, rate in enumerate((1.0, 0.5, 2.0)):
         pasts = [advance(c, past, k, rate) for c, past in zip(parts, pasts, strict=True)]
@@ -54,6 +71,9 @@ class Schedule:
 
     Its memory is the memory of its parts. A class with a memory of its own overrides `start` and
     `advance`. Parts with the same memory share it.
+
+    >>> schedules.over(1, schedules.grow)(3, 0.1)
+    0.2
     """
 
     def __post_init__(self) -> None:
@@ -76,37 +96,65 @@ class Schedule:
 
 
 def lr(k: Number, lr: Number) -> Number:
-    """The learning rate itself."""
+    """The learning rate itself.
+
+    >>> schedules.lr(3, 0.1)
+    0.1
+    """
     return lr
 
 
 def uniform(k: Number, lr: Number) -> Number:
-    """1/(k+2): x is the plain mean of z0, z1, ... The paper uses it in the wrapper."""
+    """1/(k+2): x is the plain mean of z0, z1, ... The paper uses it in the wrapper.
+
+    >>> schedules.uniform(0, 0.1), schedules.uniform(8, 0.1)
+    (0.5, 0.1)
+    """
     return 1 / (k + 2)
 
 
 def mean(k: Number, lr: Number) -> Number:
-    """1/(k+1): m is the plain mean of the gradients seen so far."""
+    """1/(k+1): m is the plain mean of the gradients seen so far.
+
+    >>> schedules.mean(3, 0.1)
+    0.25
+    """
     return 1 / (k + 1)
 
 
 def accelerated(k: Number, lr: Number) -> Number:
-    """2/(k+3): weights a_k = k+1, the paper's accelerated rate."""
+    """2/(k+3): weights a_k = k+1, the paper's accelerated rate.
+
+    >>> schedules.accelerated(1, 0.1)
+    0.5
+    """
     return 2 / (k + 3)
 
 
 def linear(k: Number, lr: Number) -> Number:
-    """2/(k+2): a_k/A_k for the weights a_k = k+1."""
+    """2/(k+2): a_k/A_k for the weights a_k = k+1.
+
+    >>> schedules.linear(2, 0.1)
+    0.5
+    """
     return 2 / (k + 2)
 
 
 def grow(k: Number, lr: Number) -> Number:
-    """k+2, the inverse of `uniform`."""
+    """k+2, the inverse of `uniform`.
+
+    >>> schedules.grow(3, 0.1)
+    5
+    """
     return k + 2
 
 
 def triangular(k: Number, lr: Number) -> Number:
-    """(k+2)(k+3)/2 = A_{k+1} for the weights a_k = k+1."""
+    """(k+2)(k+3)/2 = A_{k+1} for the weights a_k = k+1.
+
+    >>> schedules.triangular(0, 0.1)
+    3.0
+    """
     return (k + 2) * (k + 3) / 2
 
 
@@ -115,7 +163,11 @@ def triangular(k: Number, lr: Number) -> Number:
 
 @dataclass(frozen=True)
 class times(Schedule):
-    """a_k b_k."""
+    """a_k b_k.
+
+    >>> schedules.times(2, schedules.lr)(0, 0.1)
+    0.2
+    """
 
     a: Coef
     b: Coef
@@ -126,7 +178,11 @@ class times(Schedule):
 
 @dataclass(frozen=True)
 class over(Schedule):
-    """a_k / b_k."""
+    """a_k / b_k.
+
+    >>> schedules.over(schedules.lr, 2)(0, 0.1)
+    0.05
+    """
 
     a: Coef
     b: Coef
@@ -137,7 +193,11 @@ class over(Schedule):
 
 @dataclass(frozen=True)
 class first(Schedule):
-    """1 at k = 0, then c_k: an average that starts at its first sample."""
+    """1 at k = 0, then c_k: an average that starts at its first sample.
+
+    >>> schedules.first(0.05)(0, 0.1), schedules.first(0.05)(1, 0.1)
+    (1.0, 0.05)
+    """
 
     c: Coef
 
@@ -148,7 +208,12 @@ class first(Schedule):
 
 @dataclass(frozen=True)
 class after(Schedule):
-    """0 before step `start_at`, then c_k. k counts from the first step of all."""
+    """0 before step `start_at`, then c_k. k counts from the first step of all.
+
+    >>> late = schedules.after(schedules.uniform, 100)
+    >>> late(99, 0.1), late(100, 0.1) == 1 / 102
+    (0.0, True)
+    """
 
     c: Coef
     start_at: int
@@ -159,7 +224,12 @@ class after(Schedule):
 
 @dataclass(frozen=True)
 class fade(Schedule):
-    """c_k times a cosine that falls from 1 at step `begin` to 0 at step `end`."""
+    """c_k times a cosine that falls from 1 at step `begin` to 0 at step `end`.
+
+    >>> faded = schedules.fade(schedules.uniform, 900, 1000)
+    >>> faded(900, 0.1) == 1 / 902, faded(1000, 0.1)
+    (True, 0.0)
+    """
 
     c: Coef
     begin: int
@@ -178,7 +248,11 @@ class fade(Schedule):
 
 @dataclass(frozen=True)
 class debias(Schedule):
-    """(1-b)/(1-b^(k+1)): the rate at which an average is bias-corrected as in Adam."""
+    """(1-b)/(1-b^(k+1)): the rate at which an average is bias-corrected as in Adam.
+
+    >>> schedules.debias(0.9)(0, 0.1)
+    1.0
+    """
 
     b: float
 
@@ -192,7 +266,11 @@ class debias(Schedule):
 
 @dataclass(frozen=True)
 class log_time(Schedule):
-    """c lr/(k+1): the logarithmic-time decay of Ferbach et al."""
+    """c lr/(k+1): the logarithmic-time decay of Ferbach et al.
+
+    >>> schedules.log_time(2.0)(4, 0.1)
+    0.04
+    """
 
     c: float
 

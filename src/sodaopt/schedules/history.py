@@ -65,6 +65,9 @@ class weights:
     now: a_k/A_k, for alpha.
     next: a_{k+1}/A_{k+1}, for alpha_bar and lam.
     total: lr A_{k+1}, for gamma.
+
+    >>> a = schedules.weights(lambda k: k + 1)
+    >>> method = zoo.moda(weights=a)
     """
 
     a: Callable[[Number], Number]
@@ -87,6 +90,9 @@ class lr_weighted(Schedule):
     """w_k / (w_0 + ... + w_k), w = (k+1)^r (largest lr so far)^power: Schedule-Free's averaging.
 
     For a constant or falling lr and r = 0 this is exactly 1/(k+1).
+
+    >>> zoo.schedule_free().lam == schedules.lr_weighted()
+    True
     """
 
     by_group: ClassVar[bool] = True
@@ -132,6 +138,9 @@ class coupled(Schedule):
     c: the strength while lr is the largest so far. The default is 1/(k+2).
 
     While lr is constant or rises, this is c_k. Before the first lr > 0 it is 0.
+
+    >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
+    >>> opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())
     """
 
     c: Coef = uniform
@@ -168,7 +177,11 @@ class _NadamMomentum(Schedule):
 
 
 class nadam_alpha_bar(_NadamMomentum):
-    """c_g / (c_g + c_m), torch's NAdam."""
+    """c_g / (c_g + c_m), torch's NAdam.
+
+    >>> zoo.torch_nadam().alpha_bar == schedules.nadam_alpha_bar(0.9, 0.004)
+    True
+    """
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         c_g, c_m = self.weights_of_g_and_m(k, past)
@@ -176,7 +189,11 @@ class nadam_alpha_bar(_NadamMomentum):
 
 
 class nadam_gamma(_NadamMomentum):
-    """lr (c_g + c_m), torch's NAdam."""
+    """lr (c_g + c_m), torch's NAdam.
+
+    >>> zoo.torch_nadam().gamma == schedules.nadam_gamma(0.9, 0.004)
+    True
+    """
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         c_g, c_m = self.weights_of_g_and_m(k, past)
@@ -211,21 +228,33 @@ class _HeavyBall(Schedule):
 
 
 class heavy_alpha(_HeavyBall):
-    """1 / N_k."""
+    """1 / N_k.
+
+    >>> zoo.simplified_ademamix().alpha == schedules.heavy_alpha(0.99, 0.0)
+    True
+    """
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         return 1 / past["mass"]
 
 
 class heavy_alpha_bar(_HeavyBall):
-    """a / (N_k + a)."""
+    """a / (N_k + a).
+
+    >>> zoo.simplified_ademamix().alpha_bar == schedules.heavy_alpha_bar(0.99, 0.0)
+    True
+    """
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         return self.a / (past["mass"] + self.a)
 
 
 class heavy_gamma(_HeavyBall):
-    """lr (N_k + a)."""
+    """lr (N_k + a).
+
+    >>> zoo.simplified_ademamix().gamma == schedules.heavy_gamma(0.99, 0.0)
+    True
+    """
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         return lr * (past["mass"] + self.a)

@@ -97,6 +97,10 @@ class ScheduleFree(_Averaged):
     c_k = w_k / sum w, w = (k+1)^r (largest lr so far)^weight_lr_power. A weight decay of the base
     acts at z, and weight_decay_at_y is the published one. Call eval() before evaluating or saving
     weights, train() before stepping.
+
+    >>> opt = ScheduleFree(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0))
+    >>> opt.eval()  # the model holds x
+    >>> opt.train()  # and y again
     """
 
     prefix = "sf"
@@ -120,6 +124,8 @@ class GPA(_Averaged):
     """Generalized primal averaging around any base, with the base's weight decay acting on z.
 
     The defaults are the paper's: 1 - lam_bar = 0.9, 1 - lam = 0.9^(1/32). (Defazio et al. 2025)
+
+    >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     """
 
     prefix = "gpa"
@@ -158,7 +164,10 @@ class _Periodic(_Average):
 
 
 class Lookahead(_Periodic):
-    """x <- (1-alpha) x + alpha z every `every` steps. (Zhang et al. 2019)"""
+    """x <- (1-alpha) x + alpha z every `every` steps. (Zhang et al. 2019)
+
+    >>> opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1), every=5)
+    """
 
     prefix = "lookahead"
 
@@ -175,6 +184,8 @@ class SNOO(_Periodic):
     """s = x - z, b <- momentum b + s, x <- x - lr (s + momentum b) every `every` steps.
 
     DiLoCo's outer Nesterov step on one worker. (Douillard et al. 2023, Kallusky et al. 2025)
+
+    >>> opt = SNOO(torch.optim.AdamW(model.parameters(), lr=1e-3), every=32)
     """
 
     prefix = "snoo"

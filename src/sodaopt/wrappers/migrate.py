@@ -35,6 +35,10 @@ def continue_from(
 
     model: gives the names if an optimizer was built without. A checkpoint without names must have
     one group with `model.parameters()`.
+
+    >>> saved = torch.optim.AdamW(model.parameters(), weight_decay=0.1).state_dict()
+    >>> opt = SODAWrapper(torch.optim.AdamW(model.parameters(), weight_decay=0))
+    >>> sodaopt.continue_from(opt, saved)
     """
     if any("weight_lr_power" in g for g in state_dict["param_groups"]):
         state_dict = _from_schedule_free(state_dict)
@@ -108,6 +112,10 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the model's state dict with the method's output x, as copies on the host.
 
     The optimizer and the model keep their mode.
+
+    >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())
+    True
     """
     prefix = getattr(optimizer, "prefix", "")
     key = f"{prefix}_train_mode" if prefix else "train_mode"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import count, unknown
-from sodaopt.anchors import Source, inverse, pull_
+from sodaopt.anchors import AnchorName, Source, inverse, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
@@ -23,14 +23,15 @@ from sodaopt.wrappers.base import GroupStep, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
-AT_START = ("keep", "restart", "reanchor")
+AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
+AT_START = get_args(AtStart)
 
 
 class SODAWrapper(Wrapper):
     """x <- (1 - lam) x + lam z0 + BaseUpdate(g), lam = 1/(k+2), z0 the initial weights.
 
-        adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
-        opt = SODAWrapper(adamw, only=hidden(model))
+    >>> adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    >>> opt = SODAWrapper(adamw, only=hidden(model))
 
     This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
@@ -55,9 +56,9 @@ class SODAWrapper(Wrapper):
         *,
         only: Iterable[Any] | Callable[[Tensor], bool] | None = None,
         start: int = 0,
-        at_start: str = "keep",
+        at_start: AtStart = "keep",
         decay: Coef = schedules.uniform,
-        anchor: Any = "auto",
+        anchor: AnchorName | anchors.Anchor = "auto",
         seed: int = 0,
     ) -> None:
         if at_start not in AT_START:

@@ -1,0 +1,73 @@
+"""The Kronecker-factored metric of Shampoo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sodaopt._errors import times
+from sodaopt.geometry.maps import Context, Geometry, State
+from sodaopt.geometry.views import Shape, matrix
+from sodaopt.schedules import Number
+
+
+@dataclass(frozen=True)
+class Kronecker(Geometry):
+    """Shampoo: L += G G^T, R += G^T G, u = -gamma L^(-1/4) m_bar R^(-1/4), from L = R = eps I.
+
+    The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
+    in float64, so it is for small matrices.
+
+    >>> zoo.shampoo().geometry == geometry.Kronecker()
+    True
+    """
+
+    eps: float = 1e-12
+    exchanges: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise ValueError(f"eps must be positive, got {self.eps}")
+
+    def check(self, shape: Shape) -> None:
+        if len(shape) != 2:
+            raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
+
+    def state(self, p: Tensor, dtype: torch.dtype) -> State:
+        def eye(n: int) -> Tensor:
+            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
+
+        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
+        fours = [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
+        if context.shards is None:
+            new = self.directions(fours)
+        else:
+            shapes = [s for o, i in context.shapes for s in ((o, i), (o, i), (o, o), (i, i))]
+            new = context.shards.deal(self.directions, fours, matrix, shapes)
+        torch._foreach_copy_(L + R, new[2::4] + new[3::4])
+        u = new[0::4]
+        torch._foreach_mul_(u, -gamma)
+        return u
+
+    def directions(self, fours: list[Tensor]) -> list[Tensor]:
+        """Map m_bar, G, L and R of each parameter to L^(-1/4) m_bar R^(-1/4), G, new L and R."""
+        out = []
+        for d, G, L, R in zip(*(fours[j::4] for j in range(4)), strict=True):
+            L, R = L + G @ G.mT, R + G.mT @ G
+            d4 = self._root(L) @ d.double() @ self._root(R)
+            out += [d4.to(d.dtype), G, L, R]
+        return out
+
+    def _root(self, A: Tensor) -> Tensor:
+        """A^(-1/4). Rounding may push a zero eigenvalue below eps, so it is clamped there."""
+        if not A.isfinite().all():
+            return torch.full_like(A, torch.nan, dtype=torch.float64)
+        w, Q = torch.linalg.eigh(A.double())
+        root: Tensor = (Q * w.clamp(min=self.eps).pow(-0.25)) @ Q.mT
+        return root

@@ -1,0 +1,64 @@
+"""Every public name has an example in its docstring, and the examples run."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sodaopt
+from sodaopt.geometry import polar
+
+MODULES: list[ModuleType] = [
+    sodaopt,
+    *(m for name in sodaopt.__all__ if inspect.ismodule(m := getattr(sodaopt, name))),
+    polar,
+]
+
+
+def public() -> dict[str, Any]:
+    """Public functions and classes by their first name. Aliases and constants have no docstring."""
+    found: dict[str, Any] = {}
+    for module in MODULES:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            ours = getattr(thing, "__module__", "").startswith("sodaopt")
+            if ours and (inspect.isroutine(thing) or inspect.isclass(thing)):
+                found.setdefault(f"{module.__name__}.{name}", thing)
+    first = {id(thing): name for name, thing in reversed(found.items())}
+    return {name: thing for name, thing in found.items() if first[id(thing)] == name}
+
+
+PUBLIC = public()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    )
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_example_runs(name: str) -> None:
+    names = {n: getattr(sodaopt, n) for n in sodaopt.__all__}
+    names |= {"sodaopt": sodaopt, "torch": torch, "nn": nn, "model": network()}
+    finder = doctest.DocTestFinder(recurse=False)
+    (test,) = finder.find(PUBLIC[name], name, globs=names) or [None]
+    assert test is not None, f"{name} has no docstring"
+    assert test.examples, f"{name} has no example: add a line with >>> to its docstring"
+    said: list[str] = []
+    failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    assert not failed, "".join(said)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_every_public_module_lists_its_names(module: ModuleType) -> None:
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert len(module.__all__) == len(set(module.__all__))
+    assert not [name for name in module.__all__ if name.startswith("_") and name != "__version__"]
