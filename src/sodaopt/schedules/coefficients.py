@@ -280,7 +280,11 @@ class log_time(Schedule):
 
 @dataclass(frozen=True)
 class falling(Schedule):
-    """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1)."""
+    """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1).
+
+    >>> schedules.falling(0.1, n=10)(4, 1e-3), schedules.falling(0.1, n=10)(19, 1e-3)
+    (0.1, 0.05)
+    """
 
     c: float
     n: int

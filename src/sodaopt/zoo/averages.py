@@ -99,7 +99,7 @@ def amuse(
     after `warmup` steps, and beta before. So the gradients are taken ever closer to the average x.
     (AMUSE, Kim et al. 2026)
 
-    >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.amuse(warmup=10))
+    >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
     if warmup < 2:
         raise ValueError(f"warmup counts steps and must be at least 2, got {warmup}")
