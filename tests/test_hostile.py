@@ -292,7 +292,7 @@ def test_a_sparse_gradient_at_the_first_step_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error comes before the first bucket has stepped, also if kernels start early."""
-    monkeypatch.setattr(optimizer.fused, "kernels_run_on", lambda p: True)
+    monkeypatch.setattr(optimizer, "runs_kernels", lambda p: True)
     monkeypatch.setattr(optimizer.fused, "is_fusable", lambda *_: True)
     monkeypatch.setattr(optimizer, "STEPS", optimizer.STEPS[-1:])
     dense, table = params(*[(2, 2)] * 20), nn.Embedding(4, 2, sparse=True)

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, SODAWrapper, anchors, backends, init, rounding, zoo
+from sodaopt import SODA, Method, SODAWrapper, anchors, backends, init, rounding, schedules, zoo
 from sodaopt.anchors import pull as pulling
 from sodaopt.anchors.distributions import Seeded
 from sodaopt.core import optimizer
-from sodaopt.geometry import Ball, Spectral, polar, transposed
+from sodaopt.geometry import Ball, BiasRMS, Spectral, polar, transposed
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
@@ -350,7 +350,7 @@ def compare_with_eager(
         with monkeypatch.context() as patch:
             patch.setattr(polar.Newton, "products", lambda self, X, f=counted: f(self, X))
             if not fused:
-                patch.setattr(optimizer.fused, "kernels_run_on", lambda p: False)
+                patch.setattr(optimizer, "runs_kernels", lambda p: False)
             feed(opt, ws, range(1))
             assert fused == all(b.kernel for b in opt._buckets()) or dtype == torch.float64
         found.append([t for w in ws for t in (w.detach(), *opt.state[w].values())])
@@ -394,6 +394,91 @@ def test_polar_steps(
         return on_gpu([Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
 
     compare_with_eager(weights, dtype, SPECTRAL[name], anchor, monkeypatch)
+
+
+CAPTURED = {
+    "adamw": zoo.adamw(),
+    "soda(lion)": zoo.soda(zoo.lion()),
+    "coupled": zoo.soda(zoo.adam(), schedules.coupled()),
+    "soda_dagger": zoo.soda_dagger(),
+    "biases": zoo.soda_dagger(BiasRMS()),
+}
+
+
+def captured(method: Method, dtype: torch.dtype) -> tuple[Any, list[Parameter], torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(48, 32), (32, 48), (64, 64)]
+    weights = on_gpu([Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+    lr = torch.tensor(0.01, dtype=torch.float64, device="cuda")
+    for w in weights:
+        w.grad = torch.randn_like(w)
+    return SODA(weights, lr, method, capturable=True, seed=3), weights, lr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_step_equals_the_step(name: str, dtype: torch.dtype) -> None:
+    """One graph for all steps: k, lr and the memory of schedules are read on the device."""
+    found = []
+    for graphed in (True, False):
+        opt, weights, lr = captured(CAPTURED[name], dtype)
+        opt.step()
+        take = opt.step
+        if graphed:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                opt.step()
+            take = graph.replay
+        for k in range(5):
+            lr.fill_(0.01 * (5 - k))
+            for w in weights:
+                w.grad.copy_(torch.randn(w.shape, generator=torch.Generator().manual_seed(k)))
+            take()
+            if graphed and k == 2:  # a step outside the graph reads its own tables
+                opt.step()
+            if not graphed and k == 2:
+                opt.step()
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        assert float(opt.state[weights[0]]["step"]) == 7
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_no_step_waits_for_the_device(name: str) -> None:
+    for captures in (True, False):
+        opt, weights, _ = captured(CAPTURED[name], torch.float32)
+        if not captures:
+            opt = SODA(weights, 0.01, CAPTURED[name])
+        opt.step()
+        opt.step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for w in weights:
+                w.grad = w.grad.clone()
+            opt.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_capture_needs_capturable() -> None:
+    opt = SODA(weights := on_gpu(network(torch.float32)), 0.01, zoo.adamw())
+    feed(opt, weights, range(1))
+    with pytest.raises(RuntimeError, match="capturable"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        opt.step()
+
+
+def test_grad_scaler_skips_on_the_device() -> None:
+    opt, weights, _ = captured(zoo.adamw(), torch.float32)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    before = [w.detach().clone() for w in weights]
+    weights[0].grad.fill_(torch.inf)
+    for steps in (0, 1):
+        scaler.step(opt)
+        scaler.update()
+        assert [float(opt.state[w]["step"]) for w in weights] == [steps] * len(weights)
+        assert all(map(torch.equal, weights, before)) == (steps == 0)
+        weights[0].grad.fill_(1.0)
 
 
 @pytest.mark.parametrize(("check", "arguments"), list(interpreted.spectral_cases()))

@@ -2,35 +2,35 @@
 
 A geometry names its kernel (`Geometry.kernel`). "polar" is two passes before the products and one
 after them. The other kernels take the whole step in one pass.
+
+A step is planned once: tables tell the kernels where the tensors of each parameter are. At each
+step the addresses are read again, and the tables are written again if one has changed. The numbers
+of the step (coefficients, k) are one small tensor on the device.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodaopt import backends, rounding
+from sodaopt import backends, rounding, schedules
 from sodaopt.anchors import Source
 from sodaopt.core.update import Bucket
-from sodaopt.geometry import State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.geometry.views import Shape, View
 from sodaopt.parallel import sharded
+from sodaopt.schedules import Number
 
 ELEMENTWISE = ("diagonal", "sign", "identity")
 WORKSPACE = 112 << 20
 SHARE = 1 / 8
 """The matrices of one shape are multiplied in parts. A part takes at most WORKSPACE bytes, or this
 share of the bucket's parameters if that is more."""
-
-
-def kernels_run_on(p: Tensor) -> bool:
-    return p.is_cuda and backends.usable(p.device)
 
 
 def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None) -> bool:
@@ -52,41 +52,114 @@ def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None)
     return backends.readable_together(tensors)
 
 
-class Pointers(NamedTuple):
-    """Where the tensors of one parameter are. The addresses are read again at each step.
+class Fused:
+    """One step of a bucket by kernels. A subclass writes `_rows`, `_launch` and `_run`.
 
-    z: the address of z0, or the bits of a number.
-    kind: the dtype of z0, or the type of a number or None.
-    start, prefix: for the rounding bits of a 16-bit parameter, the index of its first element and
-    the key's prefix.
+    written: the tensors that the kernels write to.
+    tensors: p, m, v and z0 of each parameter, by kind. None if there is none.
     """
 
-    p: Callable[[], int]
-    m: Callable[[], int]
-    v: Callable[[], int]
-    z: Callable[[], int]
-    kind: Any
-    start: int
-    prefix: int
+    def __init__(self, b: Bucket) -> None:
+        from sodaopt.backends.triton.tables import Table
+
+        shards = [sharded.local(p) for p in b.params]
+        moments = [[_local(s.get(name)) for s in b.state] for name in ("m", "v")]
+        z0 = [_local(z) if isinstance(z, Tensor) else None for z in b.z0 or [0.0] * len(shards)]
+        self.device = shards[0].device
+        self.written = shards + [t for ts in moments for t in ts if t is not None]
+        kept = [*shards, *moments[0], *moments[1], *z0]
+        self.pointers = [_nowhere if t is None else t.data_ptr for t in kept]
+        self.addresses: list[int] = []
+        self.coefs = b.method.geometry.kernel_coefs
+        rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
+        for j in range(len(shards)):
+            key, its = self._rows(b, j)
+            rows.setdefault(key, []).extend((j, row) for row in its)
+        self.tables = {
+            key: Table(key[-2] is not None, *zip(*its, strict=True)) for key, its in rows.items()
+        }
+        self.launches = [self._launch(b, table, *key) for key, table in self.tables.items()]
+
+    def __call__(self, b: Bucket) -> None:
+        from sodaopt.backends.triton.tables import is_capturing, uploaded
+
+        capturing = is_capturing(self.device)
+        if capturing and not isinstance(b.k, Tensor):
+            raise RuntimeError("a graph that captures step() needs SODA(..., capturable=True)")
+        gradients: list[Any] = b.gradients() if b.is_sharded else [p.grad for p in b.params]
+        addresses = [f() for f in self.pointers] + [g.data_ptr() for g in gradients]
+        with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
+            if capturing or addresses != self.addresses:
+                self._fill(addresses)
+                # a graph fills the tables when it is replayed, not now
+                self.addresses = [] if capturing else addresses
+            values = self._numbers(b)
+            fixed = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
+            numbers = uploaded(torch.tensor(fixed, dtype=torch.float64, device="cpu"), self.device)
+            if on_device := {n: v for n, v in enumerate(values) if isinstance(v, Tensor)}:
+                torch._foreach_copy_([numbers[n] for n in on_device], list(on_device.values()))
+            for launch in self.launches:
+                self._run(b, launch, numbers)
+        torch.autograd.graph.increment_version(self.written)
+
+    def _numbers(self, b: Bucket) -> list[Number]:
+        """The numbers of this step, as `backends.triton.tables` lists them."""
+        factor, rate, eps = (schedules.value(c, b.k, b.lr) for c in self.coefs)
+        gamma = b.method.step_size(b.c) * factor
+        factor_of_g: Number = -1.0 if b.group["maximize"] else 1.0
+        if b.grad_scale is not None:
+            factor_of_g = factor_of_g / b.grad_scale.reshape(())
+        skip = 0.0 if b.found_inf is None else b.found_inf.reshape(())
+        return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
+
+    def _fill(self, addresses: list[int]) -> None:
+        n = len(addresses) // 5
+        if not all(addresses[:n] + addresses[4 * n :]):
+            raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
+        all_ = torch.tensor(addresses, device="cpu").view(5, n)
+        for table in self.tables.values():
+            table.fill(all_, self.device)
+
+    def _row(self, b: Bucket, j: int, n: int, last: tuple[int, int]) -> tuple[int, ...]:
+        """A row of a table, without addresses, for the elements of parameter j from n on."""
+        p, z = b.params[j], b.z0[j] if b.z0 else None
+        start, prefix = 0, 0
+        if p.dtype in rounding.HALVES:
+            start = rounding.first_element(p) or 0
+            prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
+        z_offset = n * z.element_size() if isinstance(z, Tensor) else _bits("<i", "<f", z or 0.0)
+        g: Any = p.grad
+        offsets = n * p.element_size(), 4 * n, 4 * n, z_offset, n * g.element_size()
+        width = _bits("<q", "<d", -b.method.geometry.kernel_width(b.shapes[j]))
+        return (*offsets, start + n, prefix, width, *last)
+
+    def _rows(self, b: Bucket, j: int) -> tuple[Any, list[tuple[int, ...]]]:
+        """The rows of parameter j, and the key of their launch."""
+        raise NotImplementedError
+
+    def _launch(self, b: Bucket, table: Any, *key: Any) -> Any:
+        """The kernels for the rows with this key."""
+        raise NotImplementedError
+
+    def _run(self, b: Bucket, launch: Any, numbers: Tensor) -> None:
+        raise NotImplementedError
 
 
-def pointers(b: Bucket) -> list[Pointers]:
-    if not b.pointers:
-        z0: list[Any] = b.z0 or [None] * len(b.params)
-        each = zip(b.params, b.state, b.indices, z0, strict=True)
-        b.pointers = [_pointers(b, *one) for one in each]
-    return b.pointers
+def _constants(b: Bucket, j: int) -> tuple[Any, ...]:
+    """The dtypes of parameter j, its gradient and z0 (None unless a tensor), and its centre."""
+    z, g = b.z0[j] if b.z0 else None, b.params[j].grad
+    dtype = z.dtype if isinstance(z, Tensor) else None
+    centre = b.method.centre if z is None else "tensor" if dtype else "number"
+    return b.params[j].dtype, g.dtype, dtype, centre  # type: ignore[union-attr]
 
 
-def _pointers(b: Bucket, p: Tensor, state: State, index: int, z: Any) -> Pointers:
-    m, v = (sharded.local(state[n]).data_ptr if n in state else _nowhere for n in ("m", "v"))
-    start, prefix = 0, 0
-    if p.dtype in rounding.HALVES:
-        start, prefix = rounding.first_element(p) or 0, rounding.cached_prefix(b.seed, index)
-    if isinstance(z, Tensor):
-        return Pointers(sharded.local(p).data_ptr, m, v, z.data_ptr, z.dtype, start, prefix)
-    bits = 0 if z is None else _bits(z)
-    return Pointers(sharded.local(p).data_ptr, m, v, lambda: bits, type(z), start, prefix)
+def _options(b: Bucket) -> dict[str, Any]:
+    keeps_m = b.method.keeps_m
+    return {"MOMENTUM": keeps_m, "OPTIMISM": keeps_m and b.method.alpha_bar != 0}
+
+
+def _local(t: Tensor | None) -> Tensor | None:
+    return None if t is None else sharded.local(t)
 
 
 def _nowhere() -> int:
@@ -94,113 +167,72 @@ def _nowhere() -> int:
 
 
 @lru_cache
-def _bits(number: float) -> int:
-    """The bits of a number in fp32."""
-    return int(struct.unpack("<i", struct.pack("<f", number))[0])
+def _bits(integer: str, real: str, number: float) -> int:
+    """The bits of a number."""
+    return int(struct.unpack(integer, struct.pack(real, number))[0])
 
 
-def _centre(b: Bucket, kind: Any) -> tuple[str, torch.dtype | None]:
-    """The name of the centre for a kernel, and the dtype of z0 if it is a tensor."""
-    if b.method.centre != "init":
-        return b.method.centre, None
-    return ("number", None) if kind is float else ("tensor", kind)
+class Elementwise(Fused):
+    """Maps that act on each entry: one launch for each dtype of the gradients and kind of z0."""
+
+    def _rows(self, b: Bucket, j: int) -> tuple[Any, list[tuple[int, ...]]]:
+        size = sharded.local(b.params[j]).numel()
+        return _constants(b, j), [self._row(b, j, 0, (size, 0))]
+
+    def _launch(self, b: Bucket, table: Any, *key: Any) -> Any:
+        from sodaopt.backends.triton.elementwise import Elements
+
+        return Elements(table, self.device, b.kernel or "", *key, **_options(b))
+
+    def _run(self, b: Bucket, launch: Any, numbers: Tensor) -> None:
+        launch.step_(numbers)
 
 
-# -- maps that act on each entry ------------------------------------------------------------------
+class Polar(Fused):
+    """Polar factors: two passes before the products, and one after them."""
+
+    def __init__(self, b: Bucket) -> None:
+        self.polar: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
+        self.dtype = self.polar.dtype_on(b.params[0].device, torch.float32)
+        self.limit = max(WORKSPACE, SHARE * sum(p.nbytes for p in b.params))
+        super().__init__(b)
+
+    def _rows(self, b: Bucket, j: int) -> tuple[Any, list[tuple[int, ...]]]:
+        view: View = b.method.geometry.norm.view  # type: ignore[attr-defined]
+        short, long, is_turned, pitch, starts = _layout(view, b.shapes[j], not self.polar.steps)
+        rows = [self._row(b, j, n, (pitch, is_turned)) for n in starts]
+        return (short, long, *_constants(b, j)), rows
+
+    def _launch(self, b: Bucket, table: Any, short: int, long: int, *key: Any) -> Any:
+        from sodaopt.backends.triton.spectral import Matrices
+
+        M = Matrices(table, self.device, short, long, *key, **_options(b))
+        # X, U and one Gram matrix
+        return M, _parts(M.n, short * (2 * long + short) * self.dtype.itemsize, self.limit)
+
+    def _run(self, b: Bucket, launch: Any, numbers: Tensor) -> None:
+        M, parts = launch
+        squares = M.average_(numbers)
+        divisor = self.polar.safety, SMALLEST
+        for part in parts:  # X and U have no names here, so that they are freed early
+            M.finish_(
+                part,
+                self.polar.products(M.normalised(part, squares, numbers, *divisor, self.dtype)),
+                numbers,
+            )
 
 
-def elementwise_step(b: Bucket) -> None:
-    """Take one step, with one launch for each scale, dtype of the gradients and kind of z0."""
-    from sodaopt.backends.triton.elementwise import step_
+def _layout(view: View, shape: Shape, is_free: bool) -> tuple[int, int, int, int, list[int]]:
+    """The short and the long side of the matrices of a parameter, and where they are in memory.
 
-    method = b.method
-    shards = [sharded.local(p) for p in b.params] if b.is_sharded else b.params
-    written = [shards, *(b.kept(n) for n in ("m", "v") if n in b.state[0])]
-    scales = method.geometry.kernel_scales(b.gamma, b)
-    launches: dict[Any, tuple[list[int], list[tuple[int, ...]]]] = {}
-    for j, (p, g, at) in enumerate(zip(shards, b.gradients(), pointers(b), strict=True)):
-        members, rows = launches.setdefault((scales[j], g.dtype, at.kind), ([], []))
-        members.append(j)
-        rows.append((p.numel(), at.p(), g.data_ptr(), at.m(), at.v(), at.z(), at.start, at.prefix))
-    rate, eps = method.geometry.kernel_constants(b.k, b.lr)
-    for (scale, dtype, kind), (members, rows) in launches.items():
-        centre, z0 = _centre(b, kind)
-        step_(
-            [tensors[j] for tensors in written for j in members],
-            tuple(rows),
-            (b.c.alpha, b.c.alpha_bar, b.c.lam, rate, eps, scale),
-            b.k,
-            p=shards[0].dtype,
-            g=dtype,
-            z0=z0,
-            MAP=b.kernel,
-            CENTRE=centre,
-            MOMENTUM=method.keeps_m,
-            OPTIMISM=method.keeps_m and method.alpha_bar != 0,
-            MAXIMIZE=b.maximize,
-        )
-
-
-# -- polar factors --------------------------------------------------------------------------------
-
-
-def polar_step(b: Bucket) -> None:
-    """Take one step along polar factors: two passes before the products, and one after them."""
-    from sodaopt.backends.triton import spectral
-
-    polar: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
-    dtype = polar.dtype_on(b.params[0].device, torch.float32)
-    limit = max(WORKSPACE, SHARE * sum(p.nbytes for p in b.params))
-    with torch.cuda.device_of(b.params[0]):  # type: ignore[no-untyped-call]
-        for M in _matrices(b):
-            squares = spectral.average_(M, b.c.alpha, b.c.alpha_bar)
-            divisor = squares, polar.safety, SMALLEST
-            # X, U and one Gram matrix. They have no names here, so that they are freed early.
-            for part in _parts(
-                len(M.rows), M.short * (2 * M.long + M.short) * dtype.itemsize, limit
-            ):
-                spectral.finish_(
-                    M, part, polar.products(
-                        spectral.normalised(M, part, *divisor, b.c.alpha_bar, dtype)
-                    ),
-                    b.c.lam, b.gamma, b.k,
-                )  # fmt: skip
-
-
-def _matrices(b: Bucket) -> list[Any]:
-    """The matrices of the bucket by shape, dtype of the gradients and kind of z0."""
-    from sodaopt.backends.triton.spectral import Matrices
-
-    method, view = b.method, b.method.geometry.norm.view  # type: ignore[attr-defined]
-    scales = method.geometry.kernel_scales(1.0, b)
-    p_size = b.params[0].element_size()
-    groups: dict[Any, tuple[list[tuple[int, ...]], list[Tensor]]] = {}
-    for j, (p, g, at) in enumerate(zip(b.params, b.gradients(), pointers(b), strict=True)):
-        short, long, is_turned, pitch, starts = _layout(view, p.shape)
-        rows, written = groups.setdefault((short, long, g.dtype, at.kind), ([], []))
-        written += [p, b.state[j]["m"]] if method.keeps_m else [p]
-        z_size = at.kind.itemsize if isinstance(at.kind, torch.dtype) else 0
-        for n in starts:
-            rows.append((
-                at.p() + n * p_size, g.data_ptr() + n * g.element_size(), at.m() + n * 4,
-                at.z() + n * z_size, pitch, is_turned, at.start + n, at.prefix, _bits(scales[j]),
-            ))  # fmt: skip
-    return [
-        Matrices(
-            tuple(rows), short, long, written, b.params[0].dtype, dtype, *_centre(b, kind),
-            MAXIMIZE=b.maximize, MOMENTUM=method.keeps_m,
-            OPTIMISM=method.keeps_m and method.alpha_bar != 0,
-        )
-        for (short, long, dtype, kind), (rows, written) in groups.items()
-    ]  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def _layout(view: View, shape: Shape) -> tuple[int, int, int, int, tuple[int, ...]]:
-    """The short and the long side of the matrices of a parameter, and where they are in memory."""
+    is_free: no product follows, so that any other shape in memory will do. Tiles are 64 wide.
+    """
     starts, rows, columns, pitch = view(shape).stored(shape)
+    if is_free and pitch == columns:
+        pitch = math.gcd(rows * columns, 64)
+        rows, columns = rows * columns // pitch, pitch
     short, long = sorted((rows, columns))
-    return short, long, int(rows > columns), pitch, tuple(starts)
+    return short, long, int(rows > columns), pitch, list(starts)
 
 
 def _parts(n: int, bytes_each: int, limit: float) -> list[range]:

@@ -24,11 +24,11 @@ CENTRES = get_args(Centre)
 class Coefs(NamedTuple):
     """The five numbers of one step."""
 
-    alpha: Number
-    alpha_bar: Number
-    lam: Number
-    lam_bar: Number
-    gamma: Number
+    alpha: Number = 1.0
+    alpha_bar: Number = 0.0
+    lam: Number = 1.0
+    lam_bar: Number = 0.0
+    gamma: Number = 0.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,15 @@ class Method:
     def fused(self) -> bool:
         """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
         return not (self.keeps_x or self.keeps_z)
+
+    @cached_property
+    def folds(self) -> bool:
+        """Whether the step is one sum to which u is added as it is."""
+        return self.full_step or (self.fused and self.geometry.homogeneous)
+
+    def step_size(self, c: Coefs) -> Number:
+        """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
+        return c.lam * c.gamma if self.folds and not self.full_step else c.gamma
 
     @cached_property
     def kernel(self) -> str | None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from sodaopt import anchors
+from sodaopt import anchors, backends
 from sodaopt._errors import times
 from sodaopt.anchors import AnchorName
 from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
-from sodaopt.core.kept import Kept, inputs_of
-from sodaopt.core.method import Method, named
+from sodaopt.core.method import Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
-from sodaopt.core.validation import (
-    FOREIGN,
-    as_list,
-    check_comm_dtype,
-    check_keys,
-    check_lr,
-    check_parameter,
-    check_seed,
-)
+from sodaopt.core.validation import FOREIGN, check_comm_dtype, check_keys, check_lr, check_seed
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
@@ -37,18 +28,25 @@ Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple
 
 
 class Step(NamedTuple):
-    """An implementation of one step of a bucket. wants(bucket) tells whether it handles it."""
+    """An implementation of one step of a bucket. wants(bucket) tells whether it handles it.
+
+    plan: returns the function that takes the step, also the following steps of the same tensors.
+    """
 
     name: str
     wants: Callable[[Bucket], bool]
-    run: Callable[[Bucket], None]
+    plan: Callable[[Bucket], Callable[[Bucket], None]]
 
 
 STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in fused.ELEMENTWISE, fused.elementwise_step),
-    Step("triton polar", lambda b: b.kernel == "polar", fused.polar_step),
-    Step("eager", lambda b: True, eager_step),
+    Step("triton elementwise", lambda b: b.kernel in fused.ELEMENTWISE, fused.Elementwise),
+    Step("triton polar", lambda b: b.kernel == "polar", fused.Polar),
+    Step("eager", lambda b: True, lambda b: eager_step),
 )
+
+
+def runs_kernels(p: Tensor) -> bool:
+    return p.is_cuda and backends.usable(p.device)
 
 
 class SODA(StatefulOptimizer):
@@ -67,6 +65,9 @@ class SODA(StatefulOptimizer):
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
+    capturable: keep k and the coefficients on the device, so that a CUDA graph may capture step()
+    after a first step outside the graph. lr is then a tensor that a schedule changes in place.
+    Every parameter needs a kernel, and GradScaler skips steps without waiting for the device.
     seed: selects the rounding bits.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
@@ -76,6 +77,8 @@ class SODA(StatefulOptimizer):
 
     sharing = Sharing()  # for copies, which cannot hold a process group
     has_agreed = False
+    grad_scale: Tensor | None = None  # GradScaler sets both during a step, if capturable
+    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class SODA(StatefulOptimizer):
         *,
         foreach: bool | None = None,
         maximize: bool = False,
+        capturable: bool = False,
         seed: int = 0,
         anchor: AnchorName | anchors.Anchor = "clone",
         process_group: Any = None,
@@ -93,7 +97,7 @@ class SODA(StatefulOptimizer):
         self.sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
-        self._kept: dict[int, Kept] = {}
+        self.capturable = capturable
         if isinstance(params, set):
             raise TypeError("params is a set, whose order changes between runs: pass a list")
         check_seed(seed)
@@ -127,67 +131,103 @@ class SODA(StatefulOptimizer):
 
     @not_compiled  # k is read on the host: a traced step would freeze it
     def _step(self) -> None:
-        # elementwise maps do not communicate
-        is_local = all(method.geometry.elementwise for method in self.methods.values())
-        for bucket in self._buckets() if is_local else agreed(self, self._buckets):
+        for group in self.param_groups:
+            if not FOREIGN.isdisjoint(group):  # set after the constructor
+                check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
+        kept, self._kept = self._kept, None  # a step that fails leaves nothing to repeat
+        if self._is_distributed():
+            kept = None  # ranks must agree on the buckets of each step
+        elif kept is None or not self._repeats(*kept):
+            buckets = self._buckets()
+            kept = self._inputs(), buckets
+        for bucket in agreed(self, self._buckets) if kept is None else kept[1]:
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
             with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
-                next(step for step in STEPS if step.wants(bucket)).run(bucket)
+                bucket.run(bucket)
+            bucket.g = []
             self._advance(bucket)
+        self._kept = kept
 
-    def _buckets(self) -> Iterator[Bucket]:
-        """Group the parameters that have a gradient, so that a bucket shares all operations.
+    # -- buckets ------------------------------------------------------------------------------
 
-        The buckets of the last step are used again if all that they depend on is as it was.
-        """
+    def _inputs(self) -> list[Any]:
+        """Return everything that decides how parameters are sorted into buckets, except k."""
+        found: list[Any] = []
+        state = self.state
+        for group in self.param_groups:
+            options = group["method"], group["foreach"], group["maximize"], group["seed"]
+            found.append((id(group), *options))
+            for p in group["params"]:
+                g, s = p.grad, state.get(p)
+                if g is None:
+                    found.append(None)
+                elif not s:
+                    found.append(object())  # equal to nothing
+                else:
+                    found += (
+                        id(p), p.dtype, p.shape, p.device, p.is_contiguous(), *map(id, s.values()),
+                        type(g), g.dtype, g.layout, g.is_contiguous(), g.is_neg(),
+                    )  # fmt: skip
+        return found
+
+    def _repeats(self, inputs: list[Any], buckets: list[Bucket]) -> bool:
+        """Prepare the buckets of the last step for this one. Return False if they have changed."""
+        if inputs != self._inputs() or not all(map(self._has_one_count, buckets)):
+            return False
+        for b in buckets:
+            self._prepare(b)
+        return True
+
+    def _has_one_count(self, b: Bucket) -> bool:
+        """Whether all parameters of a bucket have taken the same steps, and at least one."""
+        if self.capturable:  # the host does not know. Only loading state changes it.
+            return True
+        counts = {s["step"].item() for s in b.state}
+        return len(counts) == 1 and 0 not in counts
+
+    def _is_distributed(self) -> bool:
+        """Whether ranks may share a parameter."""
+        params = (p for group in self.param_groups for p in group["params"])
+        return self.sharing.process_group is not None or any(type(p) not in PLAIN for p in params)
+
+    def _buckets(self) -> list[Bucket]:
+        """Group the parameters that have a gradient, so that a bucket shares all operations."""
+        buckets: dict[Any, Bucket] = {}
         index = 0
         for n, group in enumerate(self.param_groups):
-            if not FOREIGN.isdisjoint(group):  # set after the constructor
-                check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
-            kept = self._kept.pop(n, None)
-            if (
-                kept is not None
-                and kept.inputs == inputs_of(group, self.state, index)
-                and kept.follows()
-            ):
-                buckets = kept.buckets
-                for bucket in buckets:
-                    self._renew(bucket, group)
-            else:
-                buckets, kept = self._sorted(group, index), None
-                if all(b.kernel and not b.is_sharded for b in buckets):  # others hold gradients
-                    kept = Kept(inputs_of(group, self.state, index), buckets)
-            yield from buckets
-            if kept is not None:
-                self._kept[n] = kept
+            method = self.methods[group["method"]]
+            leader = self._leader(group) if method.counts_by_group else None
+            for j, p in enumerate(group["params"], index):
+                if p.grad is None or p.numel() == 0:
+                    continue
+                s, k = self._stepped_state(p, method, group)
+                if leader is not None and leader["step"] > k:
+                    k = self._join(s, leader, method)
+                z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
+                ranks = None if method.geometry.elementwise else self.sharing.key(p)
+                kernel = method.kernel if ranks is None and runs_kernels(p) else None
+                if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
+                    kernel = None
+                if kernel is None and self.capturable:
+                    raise RuntimeError(
+                        f"capturable=True steps by kernels, which cannot read {_label(group, p)}: "
+                        "it must be a contiguous fp32, bf16 or fp16 tensor on a GPU"
+                    )
+                is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
+                alone = j if group["foreach"] is False else None
+                past = tuple([float(s[name]) for name in method.memory])
+                key = n, k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
+                if key not in buckets:
+                    buckets[key] = Bucket(
+                        [], [], k, 0.0, [], group, method, is_sharded,
+                        None if ranks is None else self.sharing, kernel,
+                    )  # fmt: skip
+                buckets[key].append(p, s, j, z0)
             index += len(group["params"])
-
-    def _sorted(self, group: dict[str, Any], index: int) -> list[Bucket]:
-        buckets: dict[Any, Bucket] = {}
-        method = self.methods[group["method"]]
-        leader = self._leader(group) if method.counts_by_group else None
-        for j, p in enumerate(group["params"], index):
-            if p.grad is None or p.numel() == 0:
-                continue
-            s, k = self._stepped_state(p, method, group)
-            if leader is not None and leader["step"] > k:
-                k = self._join(s, leader, method)
-            z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-            ranks = None if method.geometry.elementwise else self.sharing.key(p)
-            kernel = method.kernel if ranks is None and fused.kernels_run_on(p) else None
-            if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
-                kernel = None
-            is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
-            alone = j if group["foreach"] is False else None
-            past = tuple([float(s[name]) for name in method.memory])
-            key = k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
-            bucket = buckets.get(key)
-            if bucket is None:
-                sharing = None if ranks is None else self.sharing
-                bucket = self._new_bucket(group, k, past, is_sharded, sharing, kernel)
-                buckets[key] = bucket
-            bucket.append(p, s, j, z0)
+        for b in buckets.values():
+            b.run = next(step for step in STEPS if step.wants(b)).plan(b)
+            self._prepare(b)
         return list(buckets.values())
 
     def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> tuple[State, int]:
@@ -212,32 +252,27 @@ class SODA(StatefulOptimizer):
             s[name].copy_(leader[name])
         return int(s["step"])
 
-    def _new_bucket(
-        self, group: dict[str, Any], k: int, past: tuple[float, ...], is_sharded: bool,
-        sharing: Sharing | None, kernel: str | None,
-    ) -> Bucket:  # fmt: skip
-        method, lr = self.methods[group["method"]], float(group["lr"])
-        memory = method.advance(dict(zip(method.memory, past, strict=True)), k, lr)
-        return Bucket(
-            shapes=[], g=[], k=k, lr=lr, state=[], method=method, c=method.coefs(k, lr, memory),
-            memory=memory, params=[], indices=[], z0=[], maximize=group["maximize"],
-            seed=group["seed"], is_sharded=is_sharded, sharing=sharing, kernel=kernel,
-        )  # fmt: skip
-
-    def _renew(self, b: Bucket, group: dict[str, Any]) -> None:
-        """Set the coefficients of the next step."""
-        b.k, b.lr = b.k + 1, float(group["lr"])
-        b.memory = b.method.advance(b.memory, b.k, b.lr)
+    def _prepare(self, b: Bucket) -> None:
+        """Set the numbers of the coming step. If capturable, they are tensors on the device."""
+        s, lr = b.state[0], b.group["lr"]
+        b.lr, b.k = (lr, s["step"]) if self.capturable else (float(lr), int(s["step"]))
+        past = {name: s[name] if self.capturable else float(s[name]) for name in b.method.memory}
+        b.memory = b.method.advance(past, b.k, b.lr)
         b.c = b.method.coefs(b.k, b.lr, b.memory)
+        b.grad_scale, b.found_inf = self.grad_scale, self.found_inf
 
-    def _advance(self, bucket: Bucket) -> None:
+    def _advance(self, b: Bucket) -> None:
         """Count the step, and keep the memory of the coefficients."""
+        steps = [s["step"] for s in b.state]
+        one = torch.ones((), dtype=torch.float64, device=steps[0].device)
+        if b.found_inf is not None:  # a step that the kernels skip does not count
+            one -= b.found_inf.reshape(())
+            b.memory = {n: b.state[0][n].lerp(v, one) for n, v in b.memory.items()}
         # with a number, or without alpha, this call takes four times as long
-        one = torch.ones((), dtype=torch.float64, device="cpu")
-        torch._foreach_add_([s["step"] for s in bucket.state], one, alpha=1.0)
-        for s in bucket.state:
-            for name, number in bucket.memory.items():
-                s[name].fill_(number)
+        torch._foreach_add_(steps, one, alpha=1.0)
+        for name, value in b.memory.items():
+            for s in b.state:
+                s[name].fill_(value)
 
     def pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step, of methods that pull and step in one sum."""
@@ -254,66 +289,6 @@ class SODA(StatefulOptimizer):
                     z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
                     found[p] = Pull(lam, z0)
         return found
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._kept = {}
-        super().__setstate__(state)
-
-    # -- groups -------------------------------------------------------------------------------
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, also during a run. It may have its own `method`, and its own `lr` or an
-        `lr_factor` of the optimizer's lr."""
-        if not isinstance(param_group, dict):
-            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
-        group, where = dict(param_group), f"group {len(self.param_groups)}"
-        wanted = group.get("method") or self.defaults["method"]
-        if wanted is None:
-            raise ValueError(
-                f"{where} has no method: SODA(params, lr, zoo.adamw()), or a 'method' in the group"
-            )
-        group["method"] = self._register(wanted)
-        method = self.methods[group["method"]]
-        factor = group.pop("lr_factor", 1.0)
-        if "lr" in group and factor != 1:
-            raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
-        if group.setdefault("lr", self.defaults["lr"]) is None:
-            raise ValueError(
-                f"{where} has no lr: SODA(params, lr, method), or an 'lr' in the group"
-            )
-        group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
-        check_lr(group["lr"], where)
-        check_keys(group, method, where)
-        group["settings"] = method.settings
-        group["params"] = params = as_list(group.get("params"), where)
-        lr = float(group["lr"])
-        method.coefs(0, lr, method.advance(method.memory, 0, lr))
-        seen = {p for g in self.param_groups for p in g["params"]}
-        for j, entry in enumerate(params):
-            name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
-            check_parameter(name, p, method)
-            if p in seen:
-                raise ValueError(
-                    f"{name} ({times(p.shape)}) is in the optimizer twice: remove one of them"
-                )
-            seen.add(p)
-        super().add_param_group(group)
-        self._adopt()
-
-    def _register(self, method: Method | str) -> str:
-        """Return the name under which a group finds its method: groups hold plain values only."""
-        if isinstance(method, str):
-            if method in self.methods:
-                return method
-            method = named(method)
-        if not isinstance(method, Method):
-            raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
-        name, n = method.name, 1
-        while self.methods.get(name, method) != method:
-            n += 1
-            name = f"{method.name}#{n}"
-        self.methods[name] = method
-        return name
 
 
 def _label(group: dict[str, Any], p: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""The state of SODA's parameters: making, saving and loading it, and train and eval."""
+"""SODA's groups and the state of its parameters: making, saving and loading, train and eval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from sodaopt._errors import check_shape, times
 from sodaopt.anchors import Anchor
 from sodaopt.core.diagnostics import Watched
-from sodaopt.core.method import Method
+from sodaopt.core.method import Method, named
+from sodaopt.core.validation import as_list, check_keys, check_lr, check_method, check_parameter
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
@@ -26,6 +27,63 @@ class StatefulOptimizer(Watched):
 
     methods: dict[str, Method]
     anchor: Anchor
+    capturable: bool = False
+    _kept: Any = None
+
+    # -- groups -------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, also during a run. It may have its own `method`, and its own `lr` or an
+        `lr_factor` of the optimizer's lr."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
+        group, where = dict(param_group), f"group {len(self.param_groups)}"
+        wanted = group.get("method") or self.defaults["method"]
+        if wanted is None:
+            raise ValueError(
+                f"{where} has no method: SODA(params, lr, zoo.adamw()), or a 'method' in the group"
+            )
+        group["method"] = self._register(wanted)
+        method = self.methods[group["method"]]
+        factor = group.pop("lr_factor", 1.0)
+        if "lr" in group and factor != 1:
+            raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
+        if group.setdefault("lr", self.defaults["lr"]) is None:
+            raise ValueError(
+                f"{where} has no lr: SODA(params, lr, method), or an 'lr' in the group"
+            )
+        group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
+        check_lr(group["lr"], where)
+        check_keys(group, method, where)
+        group["settings"] = method.settings
+        group["params"] = params = as_list(group.get("params"), where)
+        check_method(method, float(group["lr"]), where, self.capturable)
+        seen = {p for g in self.param_groups for p in g["params"]}
+        for j, entry in enumerate(params):
+            name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
+            check_parameter(name, p, method)
+            if p in seen:
+                raise ValueError(
+                    f"{name} ({times(p.shape)}) is in the optimizer twice: remove one of them"
+                )
+            seen.add(p)
+        super().add_param_group(group)
+        self._adopt()
+
+    def _register(self, method: Method | str) -> str:
+        """Return the name under which a group finds its method: groups hold plain values only."""
+        if isinstance(method, str):
+            if method in self.methods:
+                return method
+            method = named(method)
+        if not isinstance(method, Method):
+            raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
+        name, n = method.name, 1
+        while self.methods.get(name, method) != method:
+            n += 1
+            name = f"{method.name}#{n}"
+        self.methods[name] = method
+        return name
 
     # -- state --------------------------------------------------------------------------------
 
@@ -36,7 +94,8 @@ class StatefulOptimizer(Watched):
         """
         y, dtype = p.detach(), SUM_DTYPE.get(p.dtype, p.dtype)
         # float64 counts beyond 2^24. On a GPU, reading the count would synchronise the device.
-        s: State = {"step": torch.tensor(0.0, dtype=torch.float64, device="cpu")}
+        numbers: Any = {"dtype": torch.float64, "device": p.device if self.capturable else "cpu"}
+        s: State = {"step": torch.zeros((), **numbers)}
         if method.centre == "init":
             s["z0"] = self.anchor.capture(p, first)
         if method.keeps_m:
@@ -49,7 +108,7 @@ class StatefulOptimizer(Watched):
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
         s |= {n: sharded.place(t, y) for n, t in method.geometry.state(y, dtype).items()}
         memory = method.memory.items()
-        return s | {n: torch.tensor(v, dtype=torch.float64, device="cpu") for n, v in memory}
+        return s | {n: torch.full((), v, **numbers) for n, v in memory}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of p. Until its first step it is made again from the parameter as it is now:
@@ -98,7 +157,8 @@ class StatefulOptimizer(Watched):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"methods": self.methods, "anchor": self.anchor}
+        own = {"methods": self.methods, "anchor": self.anchor, "capturable": self.capturable}
+        return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "methods" not in state:  # load_state_dict calls this too, without methods
@@ -106,6 +166,7 @@ class StatefulOptimizer(Watched):
             for p, loaded in state["state"].items():
                 if isinstance(p, Tensor):
                     state["state"][p] = self._release(p, loaded)
+        self._kept = None
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:

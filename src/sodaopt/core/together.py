@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
 
 
-def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterator[Bucket]:
+def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     """Make the buckets of a step. If parameters are shared, all ranks make the same, or all raise.
     After the step, all ranks raise if a computation failed on one of them.
 
@@ -49,9 +49,9 @@ def agreed(opt: SODA, make: Callable[[], Iterator[Bucket]]) -> Iterator[Bucket]:
         raise failure
 
 
-def _made(make: Callable[[], Iterator[Bucket]]) -> tuple[list[Bucket], Exception | None]:
+def _made(make: Callable[[], list[Bucket]]) -> tuple[list[Bucket], Exception | None]:
     try:
-        return list(make()), None
+        return make(), None
     except Exception as e:
         return [], e
 

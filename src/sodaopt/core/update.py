@@ -21,32 +21,38 @@ class Bucket(Context):
     """Parameters that one update moves: they share method, step, dtype, device and layout.
 
     g is set by `dual_average`.
-    c, memory: the five coefficients of this step, and their memory after it.
-    indices: the index of each parameter in the optimizer, which selects its rounding bits.
-    z0: where the initial weights are, if the method's centre is "init".
+    params, indices, z0: each parameter, its index in the optimizer, which selects its rounding
+    bits, and where its initial weights are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
     sharing: how ranks share the work on these parameters, or None if they do not.
     kernel: the geometry's kernel, if it can read all tensors.
-    pointers: see `fused.pointers`, which stays the same from step to step.
+    c, memory: the five coefficients of this step, and their memory after it.
+    grad_scale, found_inf: on the device: what the gradients are to be divided by, and whether to
+    skip the step.
+    run: takes the step, see `optimizer.STEPS`.
+    held: all state. No other tensor gets the id of one that is alive.
     """
 
+    group: dict[str, Any]
     method: Method
-    c: Coefs
-    memory: dict[str, Any]
-    params: list[Tensor]
-    indices: list[int]
-    z0: list[Source]
-    maximize: bool
-    seed: int
     is_sharded: bool
     sharing: Sharing | None
     kernel: str | None
-    pointers: list[Any] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    z0: list[Source] = field(default_factory=list)
+    c: Coefs = field(default_factory=Coefs)
+    memory: dict[str, Any] = field(default_factory=dict)
+    run: Any = None
+    held: list[Any] = field(default_factory=list)
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
 
     def append(self, p: Tensor, state: State, index: int, z0: Source | None) -> None:
         self.params.append(p)
         self.shapes.append(p.shape)
         self.state.append(state)
+        self.held += state.values()
         self.indices.append(index)
         if z0 is not None:
             self.z0.append(z0)
@@ -56,19 +62,6 @@ class Bucket(Context):
         """The dtype of the sums: fp32 for 16-bit parameters."""
         own = self.params[0].dtype
         return rounding.SUM_DTYPE.get(own, own)
-
-    @property
-    def gamma(self) -> float:
-        """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
-        scaled = self.folds and not self.method.full_step
-        gamma: float = self.c.lam * self.c.gamma if scaled else self.c.gamma
-        return gamma
-
-    @property
-    def folds(self) -> bool:
-        """Whether the step is one sum to which u is added as it is."""
-        method = self.method
-        return method.full_step or (method.fused and method.geometry.homogeneous)
 
     def kept(self, name: str) -> list[Tensor]:
         """This rank's shard of a state tensor of each parameter."""
@@ -89,7 +82,7 @@ class Bucket(Context):
     def write(self, y: list[Tensor]) -> None:
         """Round the points into 16-bit parameters. The other points are the parameters."""
         if self.params[0].dtype != self.dtype:
-            rounding.write_(self.params, y, self.indices, self.seed, self.k)
+            rounding.write_(self.params, y, self.indices, self.group["seed"], self.k)
 
 
 def eager_step(b: Bucket) -> None:
@@ -99,7 +92,7 @@ def eager_step(b: Bucket) -> None:
     y = b.points()
     if b.method.fused:
         pull_to_centre(b, y)
-        torch._foreach_add_(y, u, alpha=1 if b.folds else b.c.lam)
+        torch._foreach_add_(y, u, alpha=1 if b.method.folds else b.c.lam)
     else:
         average(b, y, u)
     b.write(y)
@@ -108,7 +101,7 @@ def eager_step(b: Bucket) -> None:
 def dual_average(b: Bucket) -> list[Tensor]:
     """m <- lerp(m, g, alpha). Return m_bar = lerp(m, g, alpha_bar)."""
     b.g = [_cast(g, b.dtype) for g in b.gradients()]
-    if b.maximize:
+    if b.group["maximize"]:
         b.g = list(torch._foreach_neg(b.g))
     if not b.method.keeps_m:
         return b.g
@@ -129,7 +122,7 @@ def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
             )
     if b.sharing is not None and geometry.exchanges:
         b = replace(b, shards=b.sharing.shards(b.params))
-    return geometry(m_bar, b.gamma, b)
+    return geometry(m_bar, b.method.step_size(b.c), b)
 
 
 def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sodaopt import schedules
 from sodaopt._errors import times
 from sodaopt.core.method import ROWS, Method
 
@@ -81,6 +82,28 @@ def check_parameter(name: str, p: Any, method: Method) -> None:
         method.geometry.check(p.shape)
     except ValueError as e:
         raise ValueError(f"{label} cannot have the geometry of {method.name}: {e}") from None
+
+
+def check_method(method: Method, lr: float, where: str, capturable: bool) -> None:
+    """Raise if the first step has a coefficient out of range, or cannot be captured."""
+    method.coefs(0, lr, method.advance(method.memory, 0, lr))
+    if not capturable:
+        return
+    if method.kernel is None:
+        raise ValueError(
+            f"{where}: capturable=True needs a method that kernels step, and {method.name} has no "
+            "kernel: leave capturable out"
+        )
+    k = torch.ones((), dtype=torch.float64, device="meta")  # it has no value to read
+    try:
+        method.coefs(k, k, method.advance(dict.fromkeys(method.memory, k), k, k))
+        for c in method.geometry.kernel_coefs:
+            schedules.value(c, k, k)
+    except (RuntimeError, NotImplementedError, TypeError) as e:
+        raise ValueError(
+            f"{where}: a coefficient of {method.name} reads k or lr on the host, and "
+            f"capturable=True keeps both on the device: write it with torch operations ({e})"
+        ) from e
 
 
 def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:

@@ -86,13 +86,14 @@ class Geometry:
         """Whether a flattened piece of a parameter gives the same u as the whole."""
         return self.elementwise
 
-    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
-        """The factor of the kernel's direction for each parameter, its sign included."""
-        return [-gamma] * len(context.shapes)
+    def kernel_width(self, shape: torch.Size) -> float:
+        """The factor of the kernel's direction for a parameter of this shape, besides gamma."""
+        return 1.0
 
-    def kernel_constants(self, k: int, lr: float) -> tuple[float, float]:
-        """The kernel's rate and eps."""
-        return 0.0, 0.0
+    @property
+    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
+        """The factor of gamma, and the rate and eps of "diagonal"."""
+        return 1.0, 0.0, 0.0
 
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
@@ -156,8 +157,13 @@ class _NormMap(Geometry):
         """The factor of the norm's direction, for each parameter."""
         return [gamma * c**self.degree for c in self.widths(context)]
 
-    def kernel_scales(self, gamma: Number, context: Context) -> list[float]:
-        return self.scales(-gamma, context)
+    def kernel_width(self, shape: torch.Size) -> float:
+        return self.norm.width(shape) ** self.degree
+
+    @property
+    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
+        rho = self.radius
+        return rho if self.degree == 1 else schedules.times(rho, rho), 0.0, 0.0
 
     def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Fill w with the norm's initialisation at this radius."""
@@ -245,8 +251,9 @@ class Diagonal(Geometry):
     def kernel(self) -> str | None:
         return "diagonal"
 
-    def kernel_constants(self, k: int, lr: float) -> tuple[float, float]:
-        return float(schedules.value(self.rate, k, lr)), self.eps
+    @property
+    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
+        return 1.0, self.rate, self.eps
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
         return {"v": torch.zeros_like(p, dtype=dtype)}

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from sodaopt.geometry.polar import KELLER, Newton, Polar
+from sodaopt.geometry.polar import DIRECTION, KELLER, Newton, Polar
 from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
 
@@ -306,7 +306,12 @@ class Euclidean(_Lengths):
 
     scale: Scale = unit
     view: View = whole
+    polar: ClassVar[Polar] = DIRECTION
     sharp_kernel: ClassVar[str | None] = "identity"
+
+    @property
+    def ball_kernel(self) -> str | None:
+        return "polar"
 
     def factor(self, o: int, i: int) -> float:
         return 1.0
@@ -324,6 +329,11 @@ class BiasRMS(_Lengths):
     """
 
     view: View = whole
+    polar: ClassVar[Polar] = DIRECTION
+
+    @property
+    def ball_kernel(self) -> str | None:
+        return "polar"
 
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o * i)

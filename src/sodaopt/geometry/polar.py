@@ -148,6 +148,13 @@ class Exact:
 
 EXACT = Exact()
 
+DIRECTION = Newton(
+    "direction",
+    (),
+    "the polar factor of a vector: d / ||d||, without products",
+    dtype=torch.float32,
+)
+
 KELLER = Newton(
     "keller",
     ((3.4445, -4.7750, 2.0315),) * 5,

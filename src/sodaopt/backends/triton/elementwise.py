@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -11,44 +9,53 @@ from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import _key, _mix, _rounded
-from sodaopt.backends.triton.tables import DTYPES, Rows, aligned, launch
+from sodaopt.backends.triton.tables import (
+    CHUNK,
+    COLUMNS,
+    DTYPES,
+    Launch,
+    Table,
+    chunks,
+    number,
+    pointer,
+    scale,
+)
 
 BLOCK = 1024
 """Elements that a program handles at a time."""
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit
 def _step(
-    chunks, columns, alpha, alpha_bar, lam, rate, eps, scale, step,
+    chunks, rows, numbers,
     MAP: tl.constexpr, CENTRE: tl.constexpr, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr,
-    MAXIMIZE: tl.constexpr, P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr,
-    ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    if tl.load(numbers + 8) != 0:
+        return
     chunks += tl.program_id(0).to(tl.int64) * 2
-    columns += tl.load(chunks) * 8
+    row = rows + tl.load(chunks) * COLUMNS
     first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(columns) - first, CHUNK)
-    p_ptr = tl.load(columns + 1).to(tl.pointer_type(P)) + first
-    g_ptr = tl.load(columns + 2).to(tl.pointer_type(G)) + first
-    m_ptr = tl.load(columns + 3).to(tl.pointer_type(tl.float32)) + first
-    v_ptr = tl.load(columns + 4).to(tl.pointer_type(tl.float32)) + first
-    start = (tl.load(columns + 6) + first).to(tl.uint32)
-    key = _key(tl.load(columns + 7).to(tl.uint32), step)
+    n = tl.minimum(tl.load(row + 8) - first, CHUNK)
+    alpha, alpha_bar, lam = number(numbers, 0), number(numbers, 1), number(numbers, 2)
+    rate, eps, sign_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
+    width = scale(row, numbers)
+    p_ptr = pointer(row, 0, P, ALIGNED) + first
+    m_ptr = pointer(row, 1, tl.float32, ALIGNED) + first
+    v_ptr = pointer(row, 2, tl.float32, ALIGNED) + first
+    g_ptr = pointer(row, 4, G, ALIGNED) + first
     if CENTRE == "tensor":
-        z_ptr = tl.load(columns + 5).to(tl.pointer_type(Z)) + first
+        z_ptr = pointer(row, 3, Z, ALIGNED) + first
     if CENTRE == "number":
-        z = tl.load(columns + 5).to(tl.int32).to(tl.float32, bitcast=True)
-    if ALIGNED:
-        p_ptr, g_ptr = tl.multiple_of(p_ptr, 16), tl.multiple_of(g_ptr, 16)
-        m_ptr, v_ptr = tl.multiple_of(m_ptr, 16), tl.multiple_of(v_ptr, 16)
-        if CENTRE == "tensor":
-            z_ptr = tl.multiple_of(z_ptr, 16)
+        z = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
+    if tl.float32 != P:
+        start = (tl.load(row + 5) + first).to(tl.uint32)
+        key = _key(tl.load(row + 6).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         y = tl.load(p_ptr + at, at < n).to(tl.float32)
-        g = tl.load(g_ptr + at, at < n).to(tl.float32)
-        if MAXIMIZE:
-            g = -g
+        g = tl.load(g_ptr + at, at < n).to(tl.float32) * sign_of_g
         d = g
         if MOMENTUM:
             d = lerp(tl.load(m_ptr + at, at < n), g, alpha)
@@ -58,12 +65,12 @@ def _step(
         if MAP == "diagonal":
             v = g * g * rate + tl.load(v_ptr + at, at < n) * (1 - rate)
             tl.store(v_ptr + at, v, at < n)
-            u = tl.div_rn(d, tl.sqrt_rn(v) + eps) * scale
+            u = tl.div_rn(d, tl.sqrt_rn(v) + eps) * width
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
-            u = (sign + 0.0 * d) * scale  # 0 d keeps NaN and inf visible
+            u = (sign + 0.0 * d) * width  # 0 d keeps NaN and inf visible
         else:  # "identity"
-            u = d * scale
+            u = d * width
         if CENTRE == "origin":
             y = y * (1 - lam)
         elif CENTRE == "tensor":
@@ -76,24 +83,25 @@ def _step(
         tl.store(p_ptr + at, y, at < n)
 
 
-def step_(
-    written: list[Tensor], rows: Rows, coefs: tuple[float, ...], step: int, *, p: torch.dtype,
-    g: torch.dtype, z0: torch.dtype | None, **options: Any,
-) -> None:  # fmt: skip
-    """Step many parameters of one method.
+class Elements:
+    """Parameters of one method that share all dtypes: one launch steps them.
 
-    written: the parameters and their state.
-    rows: eight numbers a parameter: its size, the addresses of parameter, gradient, m, v and z0
-    (0 if unused, the bits of a constant z0), the index of its first element, `rounding.prefix`.
-    coefs: alpha, alpha_bar, lam, rate, eps, scale.
-    p, g, z0: dtypes of parameters, gradients and z0.
-    options: the kernel's constants MAP, CENTRE, MOMENTUM, OPTIMISM and MAXIMIZE.
+    P, G, Z: the dtypes of parameters, gradients and z0.
     """
-    if any(row[1] == 0 or row[2] == 0 for row in rows):
-        raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
-    last = 6 if options["CENTRE"] == "tensor" else 5
-    wide = aligned(*(a for row in rows for a in row[1:last]))
-    launch(
-        _step, rows, written, *map(float, coefs), step, P=DTYPES[p], G=DTYPES[g],
-        Z=None if z0 is None else DTYPES[z0], ALIGNED=wide, BLOCK=BLOCK, **options,
-    )  # fmt: skip
+
+    def __init__(
+        self, table: Table, device: torch.device, MAP: str, P: torch.dtype, G: torch.dtype,
+        Z: torch.dtype | None, CENTRE: str, **options: bool,
+    ) -> None:  # fmt: skip
+        self.table = table
+        self.chunks = chunks(tuple(table.offsets[:, 8].tolist()), device)
+        self.launches = [
+            Launch(
+                _step, (len(self.chunks),), MAP=MAP, CENTRE=CENTRE, P=DTYPES[P], G=DTYPES[G],
+                Z=DTYPES[Z] if Z else None, ALIGNED=is_aligned, CHUNK=CHUNK, BLOCK=BLOCK, **options,
+            )
+            for is_aligned in (False, True)
+        ]  # fmt: skip
+
+    def step_(self, numbers: Tensor) -> None:
+        self.launches[self.table.is_aligned](self.chunks, self.table.rows, numbers)

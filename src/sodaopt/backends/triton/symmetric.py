@@ -5,10 +5,14 @@ Only tiles on and below the diagonal are computed. Each is stored twice, as it i
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from sodaopt.backends.triton.tables import Launch
 
 BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
 
@@ -70,13 +74,25 @@ def product(
     """
     n, side, depth = A.shape
     out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
-    across = -(-side // BLOCK)
     if n == 0:
         return out
-    _product[(across * (across + 1) // 2, n)](
-        A, B, A if C is None else C, out, float(alpha), float(beta), float(diagonal), side, depth,
-        HAS_C=C is not None, IS_SQUARE=A.data_ptr() == B.data_ptr(),
+    a, b = A.data_ptr(), B.data_ptr()
+    offsets = a % 16, b % 16, 0 if C is None else C.data_ptr() % 16
+    launch = _launch(A.device, n, side, depth, C is not None, a == b, offsets)
+    numbers = float(alpha), float(beta), float(diagonal)
+    launch(A, B, A if C is None else C, out, *numbers, side, depth)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _launch(
+    device: torch.device, n: int, side: int, depth: int, has_c: bool, is_square: bool,
+    offsets: tuple[int, ...],
+) -> Launch:  # fmt: skip
+    """One launch for all arguments that must not change, see `Launch`."""
+    across = -(-side // BLOCK)
+    return Launch(
+        _product, (across * (across + 1) // 2, n), HAS_C=has_c, IS_SQUARE=is_square,
         EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
         num_stages=STAGES,
     )  # fmt: skip
-    return out

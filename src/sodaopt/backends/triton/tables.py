@@ -1,51 +1,132 @@
-"""Launch one kernel over many tensors: each program handles one chunk of one tensor.
+"""Tables of addresses on the device, and launches of the kernels that read them.
 
-Two tables on the device tell a program its chunk and the tensor's row of numbers (size, addresses).
-Both are cached from step to step. Run one step before capturing a CUDA graph, so that the kernels
-are compiled.
+A kernel of a step reads two tensors: a table with a row for each parameter (or for each of its
+matrices), and the numbers of this step. So a launch has the same arguments at each step.
+
+    row        addresses of p, m, v, z0 (or the bits of a constant z0) and g, the index of the first
+               element and the key's prefix for rounding bits, the width factor as float64 bits, the
+               number of elements (elementwise) or the distance of two rows in memory, and whether
+               the long side is stored first
+    numbers    alpha, alpha_bar, lam, gamma, rate, eps, k, the factor of the gradients, and whether
+               to skip the step. All are float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 CHUNK = 1 << 12
-"""Elements that one program handles."""
+"""Elements that one program of an elementwise kernel handles."""
+COLUMNS = tl.constexpr(10)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 Rows: TypeAlias = tuple[tuple[int, ...], ...]
 
 
+# -- the kernels of a step ------------------------------------------------------------------------
+
+
+class Table:
+    """The rows of one launch.
+
+    has_z0: z0 is a tensor.
+    owners: the index of the parameter that each row belongs to.
+    offsets: the numbers of each row. The addresses of its parameter are added to the first five.
+    is_aligned: wide loads may be used, because all addresses are multiples of 16 bytes.
+    """
+
+    rows: Tensor
+    is_aligned: bool
+
+    def __init__(self, has_z0: bool, owners: Sequence[int], offsets: Sequence[Any]) -> None:
+        self.owners = torch.tensor(owners, device="cpu")
+        self.offsets = torch.tensor(offsets, device="cpu")
+        self.columns = [0, 1, 2, 3, 4] if has_z0 else [0, 1, 2, 4]
+
+    def fill(self, addresses: Tensor, device: torch.device) -> None:
+        """Write the rows. addresses: (5, parameters), as in a row."""
+        rows = self.offsets.clone()
+        rows[:, :5] += addresses[:, self.owners].T
+        self.is_aligned = not (rows[:, self.columns] % 16).any()
+        self.rows = uploaded(rows, device)
+
+
+class Launch:
+    """A kernel with its grid and its constants, which are its last arguments.
+
+    All calls pass arguments of the same types and alignment. From the second call on the compiled
+    kernel is launched directly, because Triton's look-up takes longer than the launch.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
+        self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
+        self.direct: Callable[..., None] | None = None
+        self.last: list[Any] = []
+
+    def __call__(self, *args: Any) -> None:
+        if self.direct is not None:
+            self.direct(*args, *self.last)
+            return
+        compiled = self.kernel[self.grid](*args, **self.constants)
+        if compiled is not None:  # the interpreter compiles nothing
+            self.direct = compiled[self.grid]
+            self.last = [self.constants[name] for name in self.kernel.arg_names[len(args) :]]
+
+
+@triton.jit
+def number(numbers, n: tl.constexpr):
+    return tl.load(numbers + n).to(tl.float32)
+
+
+@triton.jit
+def pointer(row, column: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
+    """The address in a column, of elements of type T."""
+    found = tl.load(row + column).to(tl.pointer_type(T))
+    if ALIGNED:
+        found = tl.multiple_of(found, 16)
+    return found
+
+
+@triton.jit
+def scale(row, numbers):
+    """gamma times the width factor."""
+    return (tl.load(row + 7).to(tl.float64, bitcast=True) * tl.load(numbers + 3)).to(tl.float32)
+
+
+# -- kernels with tables of their own -------------------------------------------------------------
+
+
 def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options: Any) -> None:
-    """Run the kernel with one program for each chunk of each tensor.
+    """Run a kernel with one program for each chunk of each tensor.
 
     rows: for each tensor its number of elements, then the 64-bit numbers that the kernel reads.
     written: the tensors that the kernel writes to, all on one device.
     """
     device = written[0].device
-    programs = _on_device(device, _chunks, tuple(n for n, *_ in rows))
+    programs = chunks(tuple(n for n, *_ in rows), device)
     with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
-        columns = table(rows, device)
+        columns = _on_device(device, _columns, rows)
         kernel[(len(programs),)](programs, columns, *args, CHUNK=CHUNK, **options)
     torch.autograd.graph.increment_version(written)
 
 
-def table(rows: Rows, device: torch.device) -> Tensor:
-    """The rows on the device. A table that was used lately is used again."""
-    return _on_device(device, _columns, rows)
+def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """For each program: the tensor's number and the chunk's number in it."""
+    return _on_device(device, _chunks, sizes)
 
 
 def address(t: Tensor) -> int:
     """The address of the tensor's first element."""
-    pointer = t.data_ptr()
-    if not pointer and t.numel():
+    found = t.data_ptr()
+    if not found and t.numel():
         raise RuntimeError("a tensor has no memory: its storage was freed")
-    return pointer
+    return found
 
 
 def aligned(*addresses: int) -> bool:
@@ -57,7 +138,6 @@ def aligned(*addresses: int) -> bool:
 
 
 def _chunks(sizes: tuple[int, ...]) -> Tensor:
-    """For each program: the tensor's number and the chunk's number in it."""
     pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
     return torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2)
 
@@ -71,28 +151,39 @@ def _signed(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _on_device(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> Tensor:
+# -- copies to the device -------------------------------------------------------------------------
+
+
+def uploaded(host: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. The host does not wait, because the copy starts in pinned memory.
+
+    A captured graph copies it again at each replay, so that both copies live on.
+    """
     if device.type != "cuda":  # Triton's interpreter
-        return make(key)
-    if torch.cuda.is_current_stream_capturing():
-        _CAPTURED.append(_copied(device, make, key))
-        return _CAPTURED[-1][0]
-    return _cached(device, torch.cuda.current_stream(device).cuda_stream, make, key)[0]
+        return host
+    pinned = host.pin_memory()
+    there = pinned.to(device, non_blocking=True)
+    if is_capturing(device):
+        _CAPTURED.append((there, pinned))
+    return there
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream records a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 _CAPTURED: list[tuple[Tensor, Tensor]] = []
-"""Tables that captured graphs read and copy at each replay, so they must live as long."""
+
+
+def _on_device(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> Tensor:
+    if is_capturing(device):
+        return uploaded(make(key), device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _cached(device, stream, make, key)
 
 
 @lru_cache(maxsize=512)
-def _cached(
-    device: torch.device, stream: int, make: Callable[[Any], Tensor], key: Any
-) -> tuple[Tensor, Tensor]:
+def _cached(device: torch.device, stream: int, make: Callable[[Any], Tensor], key: Any) -> Tensor:
     """One table for each stream: another stream would not wait for the copy."""
-    return _copied(device, make, key)
-
-
-def _copied(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> tuple[Tensor, Tensor]:
-    """The table on the device, and its pinned source, which lets the host go on at once."""
-    here = make(key).pin_memory()
-    return here.to(device, non_blocking=True), here
+    return uploaded(make(key), device)
