@@ -95,7 +95,7 @@ class StatefulOptimizer(Watched):
         y, dtype = p.detach(), SUM_DTYPE.get(p.dtype, p.dtype)
         # float64 counts beyond 2^24. On a GPU, reading the count would synchronise the device.
         numbers: Any = {"dtype": torch.float64, "device": p.device if self.capturable else "cpu"}
-        s: State = {"step": torch.zeros((), **numbers)}
+        s: State = {"step": torch.tensor(0.0, **numbers)}
         if method.centre == "init":
             s["z0"] = self.anchor.capture(p, first)
         if method.keeps_m:
@@ -108,7 +108,7 @@ class StatefulOptimizer(Watched):
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
         s |= {n: sharded.place(t, y) for n, t in method.geometry.state(y, dtype).items()}
         memory = method.memory.items()
-        return s | {n: torch.full((), v, **numbers) for n, v in memory}
+        return s | {n: torch.tensor(v, **numbers) for n, v in memory}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of p. Until its first step it is made again from the parameter as it is now:
