@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sodaopt import cli
+from sodaopt import SODA, cli, zoo
 from sodaopt.lab import bench, peers
 from sodaopt.lab.model import GPT, Shape
 
@@ -27,6 +27,23 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["state"] for row in result["rows"][::2]] == [2.0, 2.0]
     assert "soda_dagger" in capsys.readouterr().out
     assert (tmp_path / "bench.svg").read_text().count("soda_dagger")
+
+
+def test_several_models_are_drawn_against_their_size(tmp_path: Path) -> None:
+    args = ["bench", "lion", "--against", "torch", "--model", "nano", "small", "--rounds", "2"]
+    assert cli.main([*args, "--device", "cpu", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == ["nano"] * 3 + ["small"] * 3
+    assert rows[0]["parameters"] < rows[-1]["parameters"]
+    assert "parameters" in (tmp_path / "bench.svg").read_text()
+
+
+def test_the_floor_counts_bytes_and_products() -> None:
+    """A square matrix with momentum: p and m twice, g once, and five plain steps."""
+    net = nn.Linear(64, 64, bias=False)
+    opt = SODA(net.parameters(), 0.1, zoo.muon(weight_decay=0))
+    at = {"copy_tb_per_s": 1e-9, "product_tflop_per_s": 1e-9}
+    assert bench.floor(opt, **at) == 5 * 4 * 64**2 + 5 * 4 * 64**3
 
 
 @pytest.mark.parametrize("name", bench.DEFAULT)

@@ -1,8 +1,8 @@
 """Products of batches of matrices, and which of them is fastest for a shape.
 
 `products.json` is written by `python -m benchmarks.products`. A row with a "note" was changed by
-hand. Nothing is measured at run time,
-because a resumed run would then not repeat the bits of an uninterrupted one.
+hand. Nothing is measured at run time, because a resumed run would then not repeat the bits of an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -60,7 +61,20 @@ def triangle(
     return product(A, B if B.is_contiguous() else B.mT, C, alpha, beta, diagonal)
 
 
-PRODUCTS: dict[str, Symmetric] = {"dense": dense, "triangle": triangle}
+def hopper(
+    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
+    """One triangle and its mirror image, by quack-kernels (`pip install sodaopt[hopper]`)."""
+    from quack.gemm_interface import gemm_symmetric
+
+    out: Tensor = gemm_symmetric(A, B, C=C, alpha=float(alpha), beta=float(beta))
+    if diagonal:
+        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+    return out
+
+
+PRODUCTS: dict[str, Symmetric] = {"dense": dense, "triangle": triangle, "hopper": hopper}
 
 
 def choice(X: Tensor) -> Choice:
@@ -75,8 +89,16 @@ def chosen(short: int, long: int) -> Choice:
     """The first row of the table whose smallest short side and aspect ratio are reached."""
     for row in _table():
         if short >= row["short"] and long >= row["aspect"] * short:
-            return Choice(row["form"], PRODUCTS[row["product"]])
+            best = row.get("with_hopper", row) if has_hopper() else row
+            return Choice(best["form"], PRODUCTS[best["product"]])
     return Choice("plain", dense)
+
+
+@cache
+def has_hopper() -> bool:
+    """Whether quack-kernels is installed, and this GPU can run it."""
+    installed = find_spec("quack") is not None
+    return installed and torch.cuda.get_device_capability()[0] in (9, 10)
 
 
 @cache

@@ -31,9 +31,20 @@ from .model import GPT, Shape
 from .peers import PEERS, Build, adamw
 from .presets import PRESETS
 
-SHAPES = {"124m": Shape(), "0.9b": Shape(width=2048, depth=16)}
+SHAPES = {
+    "1m": Shape(2048, 128, 4),
+    "6m": Shape(4096, 256, 6),
+    "30m": Shape(8192, 512, 8),
+    "124m": Shape(),
+    "350m": Shape(width=1024, depth=24),
+    "0.9b": Shape(width=2048, depth=16),
+    "3b": Shape(width=2560, depth=36),
+}
 DEFAULT = ("adamw", "soda(adam)", "wrapped adamw", "muon", "scion", "soda_dagger")
-COLUMNS = ("ms", "host_ms", "wall_ms", "state", "peak", "first_step_s")
+COLUMNS = {
+    "ms": "ms", "floor": "floor_ms", "host": "host_ms", "state": "state", "peak": "peak",
+    "first, s": "first_step_s",
+}  # fmt: skip
 
 
 @dataclass
@@ -45,11 +56,12 @@ class Bench:
     ] = DEFAULT
     """Recipes such as muon, rows of the zoo such as lion and "soda(adam)", or "wrapped adamw". Rows
     run on all parameters. With "bf16 " before the name the parameters have 16 bits."""
-    model: str = "124m"
-    """124m, 0.9b, a preset of the lab, or the name or folder of a Hugging Face configuration."""
+    model: tuple[str, ...] = ("124m",)
+    """1m, 6m, 30m, 124m, 350m, 0.9b, 3b, presets of the lab, or names or folders of Hugging Face
+    configurations. With several models the chart is the time of a step against the parameters."""
     against: tuple[str, ...] = ("torch",)
-    """Libraries to compare with: torch, muon, pytorch_optimizer, schedulefree, lion-pytorch, and
-    dion, whose source DION_PATH names."""
+    """Libraries to compare with: torch, muon, pytorch_optimizer, schedulefree, lion-pytorch,
+    gram-newton-schulz, and dion, whose source DION_PATH names."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     rounds: int = 30
     """Measured steps of each optimizer, after 8 others."""
@@ -63,20 +75,21 @@ class Bench:
     def run(self) -> int:
         from rich.console import Console
 
-        rows = []
-        for name, build in self._builds().items():
-            try:
-                rows.append(self._measured(name, build))
-            except ModuleNotFoundError as e:
-                Console().print(f"skipped {name}: {e.name} is not installed", highlight=False)
+        rates, rows = ceilings(self.device), []
+        for model in self.model:
+            for name, build in self._builds().items():
+                try:
+                    rows.append({"model": model, **self._measured(model, name, build, rates)})
+                except ModuleNotFoundError as e:
+                    Console().print(f"skipped {name}: {e.name} is not installed", highlight=False)
         result = {
-            "date": f"{datetime.now(UTC):%Y-%m-%d}", "model": self.model, "rounds": self.rounds,
-            **environment(torch.device(self.device)), **ceilings(self.device), "rows": rows,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}", "rounds": self.rounds,
+            **environment(torch.device(self.device)), **rates, "rows": rows,
         }  # fmt: skip
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
         Console().print(table(rows))
-        draw(rows, self.out / "bench.svg")
+        (draw if len(self.model) == 1 else draw_scaling)(rows, self.out / "bench.svg")
         return 0
 
     def _builds(self) -> dict[str, Build]:
@@ -87,14 +100,19 @@ class Bench:
             builds |= PEERS[peer]
         return builds | {name: ours(name.removeprefix("bf16 ")) for name in self.optimizers}
 
-    def _measured(self, name: str, build: Build) -> dict[str, Any]:
+    def _measured(
+        self, model: str, name: str, build: Build, rates: dict[str, float]
+    ) -> dict[str, Any]:
         dtype = torch.bfloat16 if name.startswith("bf16 ") else torch.float32
         with torch.device(self.device):
-            model = parameters(self.model).to(dtype)
-        row = measure(model, build, self.rounds, self.device)
+            net = parameters(model).to(dtype)
+        opt = build(net)
+        row = measure(net, opt, self.rounds, self.device)
+        if rates and isinstance(opt, SODA):
+            row["floor_ms"] = round(floor(opt, **rates), 3)
         if self.device == "cuda":
             torch.cuda.empty_cache()
-        return {"optimizer": name, **row}
+        return {"optimizer": name, "parameters": sum(p.numel() for p in net.parameters()), **row}
 
 
 def ours(name: str) -> Build:
@@ -123,10 +141,10 @@ def parameters(name: str) -> nn.Module:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def measure(model: nn.Module, build: Build, rounds: int, device: str) -> dict[str, Any]:
+def measure(model: nn.Module, opt: Any, rounds: int, device: str) -> dict[str, Any]:
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
-    opt, wait = build(model), torch.cuda.synchronize if device == "cuda" else _nothing
+    wait = torch.cuda.synchronize if device == "cuda" else _nothing
     first = clocked(opt.step, wait)
     for _ in range(7):
         opt.step()
@@ -182,6 +200,28 @@ def state_bytes(state: Any) -> int:
     return sum(map(state_bytes, state.values())) if hasattr(state, "values") else 0
 
 
+def floor(opt: SODA, copy_tb_per_s: float, product_tflop_per_s: float) -> float:
+    """The milliseconds that the bytes and products of a step take at the measured rates.
+
+    Everything is read once, and all but gradients and z0 is written once. A symmetric product is
+    computed once, and a polynomial takes the cheaper one of its two forms.
+    """
+    moved, operations = 0.0, 0.0
+    for group in opt.param_groups:
+        geometry: Any = opt.methods[group["method"]].geometry
+        for p in group["params"]:
+            state = {name: t for name, t in opt.state[p].items() if t.dim()}
+            moved += 3 * p.nbytes + sum(t.nbytes * (1 + (n != "z0")) for n, t in state.items())
+            if geometry.kernel == "polar":
+                f, polar = geometry.norm.view(p.shape), geometry.norm.polar
+                s, l = sorted((f.o, f.i * f.taps))
+                n, blocks = len(polar.steps), len(polar.restarts) + 1
+                plain = n * (3 * s * s * l + s**3)
+                gram = blocks * 3 * s * s * l + (4 * n - 3 * blocks) * s**3
+                operations += f.n * min(plain, gram if polar.restarts else plain)
+    return moved / copy_tb_per_s / 1e9 + operations / product_tflop_per_s / 1e9
+
+
 def ceilings(device: str) -> dict[str, Any]:
     """The rates that this GPU reaches: a large copy, and a large fp16 product."""
     if device != "cuda":
@@ -202,10 +242,10 @@ def ceilings(device: str) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
-    shown = Table("optimizer", *COLUMNS)
+    shown = Table("optimizer", "model", *COLUMNS)
     for row in rows:
-        cells = ("" if row[c] is None else f"{row[c]:.2f}" for c in COLUMNS)
-        shown.add_row(row["optimizer"], *cells)
+        cells = ("" if row.get(c) is None else f"{row[c]:.2f}" for c in COLUMNS.values())
+        shown.add_row(row["optimizer"], row["model"], *cells)
     return shown
 
 
@@ -228,4 +268,29 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         ax.invert_yaxis()
         ax.grid(False, axis="y")
         ax.set_xlabel("milliseconds of a step")
+        figure.savefig(path, metadata={"Date": None})
+
+
+def draw_scaling(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the time of a step against the number of parameters, and the floors of ours."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    from sodaopt._figures import STYLE
+
+    from .report.figures import COLOURS
+
+    theirs = {name for builds in PEERS.values() for name in builds}
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        ax = figure.add_subplot()
+        for n, name in enumerate(dict.fromkeys(row["optimizer"] for row in rows)):
+            its = [row for row in rows if row["optimizer"] == name]
+            sizes, colour = [row["parameters"] for row in its], COLOURS[n % len(COLOURS)]
+            line = "--" if name in theirs else "-"
+            ax.plot(sizes, [row["ms"] for row in its], line, marker="o", color=colour, label=name)
+            if all("floor_ms" in row for row in its):
+                ax.plot(sizes, [row["floor_ms"] for row in its], ":", color=colour, linewidth=1)
+        ax.set(xscale="log", yscale="log", xlabel="parameters", ylabel="milliseconds of a step")
+        ax.legend(fontsize=8)
         figure.savefig(path, metadata={"Date": None})

@@ -95,5 +95,10 @@ PEERS: dict[str, dict[str, Build]] = {
     "lion-pytorch": {
         "lion-pytorch": lambda model: import_module("lion_pytorch").Lion(model.parameters())
     },
+    "gram-newton-schulz": {
+        "gram-newton-schulz Muon": lambda model: Together(
+            model, lambda params: import_module("gram_newton_schulz").Muon(params)
+        )
+    },
     "dion": {"Dion's Muon": _dion},
 }
