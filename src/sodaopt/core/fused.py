@@ -173,16 +173,19 @@ def _bits(integer: str, real: str, number: float) -> int:
 
 
 class Elementwise(Fused):
-    """Maps that act on each entry: one launch for each dtype of the gradients and kind of z0."""
+    """Maps that act on each entry: one launch for each dtype of the gradients and kind of z0.
+
+    Parameters whose size is not a multiple of 16 have their own, because its loads are narrow.
+    """
 
     def _rows(self, b: Bucket, j: int) -> tuple[Any, list[tuple[int, ...]]]:
         size = sharded.local(b.params[j]).numel()
-        return _constants(b, j), [self._row(b, j, 0, (size, 0))]
+        return (size % 16 == 0, *_constants(b, j)), [self._row(b, j, 0, (size, 0))]
 
     def _launch(self, b: Bucket, table: Any, *key: Any) -> Any:
         from sodaopt.backends.triton.elementwise import Elements
 
-        return Elements(table, self.device, b.kernel or "", *key, **_options(b))
+        return Elements(table, self.device, *key, MAP=b.kernel, **_options(b))
 
     def _run(self, b: Bucket, launch: Any, numbers: Tensor) -> None:
         launch.step_(numbers)

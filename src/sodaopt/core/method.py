@@ -93,7 +93,8 @@ class Method:
         """The five numbers at step k. Raise if one is out of range."""
         values = Coefs(*(schedules.value(c, k, lr, past) for c in self._coefs()))
         for slot, c in zip(Coefs._fields, values, strict=True):
-            _check(slot, c, self.name, f" at k = {k}, lr = {lr}")
+            if not isinstance(c, Tensor):  # reading it would synchronise the device
+                _check(slot, c, self.name, k, lr)
         return values
 
     def _coefs(self) -> list[Coef]:
@@ -165,14 +166,16 @@ def _show(v: Any) -> str:
     return str(getattr(v, "__name__", None) or repr(v))
 
 
-def _check(slot: str, c: Number, name: str, where: str = "") -> None:
-    if isinstance(c, Tensor) and where:
-        return  # reading it would synchronise the device
+def _check(slot: str, c: Number, name: str, *at: Number) -> None:
+    """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
+    if type(c) is float and (c >= 0 if slot == "gamma" else 0 <= c <= 1):
+        return
+    where = " at k = {}, lr = {}".format(*at) if at else ""
     if not isinstance(c, Real):
         raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
     c = float(c)
     if slot == "gamma" and not c >= 0:
         raise ValueError(f"{name}: gamma must not be negative, got {c}{where}")
     if slot != "gamma" and not 0 <= c <= 1:
-        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and where else ""
+        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
         raise ValueError(f"{name}: {slot} must be in [0, 1], got {c}{where}{fix}")

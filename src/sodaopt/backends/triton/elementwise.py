@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -37,7 +39,9 @@ def _step(
     chunks += tl.program_id(0).to(tl.int64) * 2
     row = rows + tl.load(chunks) * COLUMNS
     first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(row + 8) - first, CHUNK)
+    n = tl.minimum(tl.load(row + 8) - first, CHUNK).to(tl.int32)
+    if ALIGNED:
+        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
     alpha, alpha_bar, lam = number(numbers, 0), number(numbers, 1), number(numbers, 2)
     rate, eps, sign_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
     width = scale(row, numbers)
@@ -86,19 +90,21 @@ def _step(
 class Elements:
     """Parameters of one method that share all dtypes: one launch steps them.
 
+    is_even: all sizes are multiples of 16.
     P, G, Z: the dtypes of parameters, gradients and z0.
     """
 
     def __init__(
-        self, table: Table, device: torch.device, MAP: str, P: torch.dtype, G: torch.dtype,
-        Z: torch.dtype | None, CENTRE: str, **options: bool,
+        self, table: Table, device: torch.device, is_even: bool, P: torch.dtype, G: torch.dtype,
+        Z: torch.dtype | None, CENTRE: str, **options: Any,
     ) -> None:  # fmt: skip
         self.table = table
         self.chunks = chunks(tuple(table.offsets[:, 8].tolist()), device)
         self.launches = [
             Launch(
-                _step, (len(self.chunks),), MAP=MAP, CENTRE=CENTRE, P=DTYPES[P], G=DTYPES[G],
-                Z=DTYPES[Z] if Z else None, ALIGNED=is_aligned, CHUNK=CHUNK, BLOCK=BLOCK, **options,
+                _step, (len(self.chunks),), device, CENTRE=CENTRE, P=DTYPES[P], G=DTYPES[G],
+                Z=DTYPES[Z] if Z else None, ALIGNED=is_even and is_aligned, CHUNK=CHUNK,
+                BLOCK=BLOCK, **options,
             )
             for is_aligned in (False, True)
         ]  # fmt: skip

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt.backends.triton.tables import DTYPES, address, aligned, launch
+from sodaopt.backends.triton.tables import DTYPES, address, launch
 
 BLOCK = 1024
 """Elements that a program handles at a time."""
@@ -20,13 +20,14 @@ def _write(
     chunks += tl.program_id(0).to(tl.int64) * 2
     columns += tl.load(chunks) * 5
     first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.load(columns) - first
+    n = tl.minimum(tl.load(columns) - first, CHUNK).to(tl.int32)
     x_ptr = tl.load(columns + 1).to(tl.pointer_type(tl.float32)) + first
     p_ptr = tl.load(columns + 2).to(tl.pointer_type(P)) + first
     start = (tl.load(columns + 3) + first).to(tl.uint32)
     key = _key(tl.load(columns + 4).to(tl.uint32), step)
     if ALIGNED:
         x_ptr, p_ptr = tl.multiple_of(x_ptr, 16), tl.multiple_of(p_ptr, 16)
+        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
@@ -81,5 +82,4 @@ def write_(
         (x.numel(), address(x), address(p), start, prefix)
         for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
     )
-    wide = aligned(*(a for _, x, p, *_ in rows for a in (x, p)))
-    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], ALIGNED=wide, BLOCK=BLOCK)
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], BLOCK=BLOCK)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.tables import DTYPES, address, aligned, launch
+from sodaopt.backends.triton.tables import DTYPES, address, launch
 
 BLOCK = 256
 """Philox blocks of four words each that a program makes at a time."""
@@ -44,12 +44,12 @@ def _pull(
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     chunks += tl.program_id(0).to(tl.int64) * 2
-    columns += tl.load(chunks) * 6
+    columns += tl.load(chunks) * 7
     first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(columns) - first, CHUNK)
+    n = tl.minimum(tl.load(columns) - first, CHUNK).to(tl.int32)
     x_ptr = tl.load(columns + 1).to(tl.pointer_type(X)) + first
-    start = tl.load(columns + 2) + first
-    stream, key, numbers = tl.load(columns + 3), tl.load(columns + 4), tl.load(columns + 5)
+    start = tl.load(columns + 3) + first
+    stream, key, numbers = tl.load(columns + 4), tl.load(columns + 5), tl.load(columns + 6)
     a = numbers.to(tl.int32).to(tl.float32, bitcast=True)
     b = (numbers >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     PER_BLOCK: tl.constexpr = 2 if KIND == "normal" else 4  # elements
@@ -58,7 +58,7 @@ def _pull(
     STOP: tl.constexpr = CHUNK if ALIGNED else CHUNK + STEP
     if ALIGNED:
         behind = 0
-        x_ptr = tl.multiple_of(x_ptr, 16)
+        x_ptr, n = tl.multiple_of(x_ptr, 16), tl.multiple_of(n, 16)
     zero = tl.zeros((BLOCK,), tl.int64)
     for begin in range(0, STOP, STEP):
         block = start // PER_BLOCK + begin // PER_BLOCK + tl.arange(0, BLOCK)
@@ -105,12 +105,11 @@ def pull_(
     dtype: z0 is rounded to it first.
     """
     rows = tuple(
-        (x.numel(), address(x), s.start, s.stream, s.seed, _pair(s.a, s.b))
+        (x.numel(), address(x), 4 * s.start, s.start, s.stream, s.seed, _pair(s.a, s.b))
         for x, s in zip(xs, streams, strict=True)
     )
-    wide = aligned(*(row[1] for row in rows)) and all(s.start % 4 == 0 for s in streams)
     launch(
-        _pull, rows, xs, lam, KIND=kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype], ALIGNED=wide,
+        _pull, rows, xs, lam, KIND=kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
         EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi, BLOCK=BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip

@@ -144,7 +144,8 @@ class Matrices:
         key = id(kernel), n, even
         if key not in self.launches:
             grid = self.tiles, n
-            self.launches[key] = Launch(kernel, grid, EVEN=even, TILE=TILE, **constants)
+            constants = {"EVEN": even, "TILE": TILE, **constants}
+            self.launches[key] = Launch(kernel, grid, self.device, **constants)
         return self.launches[key]
 
     def average_(self, numbers: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def _launch(
     """One launch for all arguments that must not change, see `Launch`."""
     across = -(-side // BLOCK)
     return Launch(
-        _product, (across * (across + 1) // 2, n), HAS_C=has_c, IS_SQUARE=is_square,
+        _product, (across * (across + 1) // 2, n), device, HAS_C=has_c, IS_SQUARE=is_square,
         EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
         num_stages=STAGES,
     )  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 
 CHUNK = 1 << 12
 """Elements that one program of an elementwise kernel handles."""
@@ -64,19 +65,25 @@ class Launch:
     kernel is launched directly, because Triton's look-up takes longer than the launch.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], **constants: Any) -> None:
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], device: torch.device, **constants: Any
+    ) -> None:
         self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
-        self.direct: Callable[..., None] | None = None
-        self.last: list[Any] = []
+        self.index, self.compiled = device.index, None
 
     def __call__(self, *args: Any) -> None:
-        if self.direct is not None:
-            self.direct(*args, *self.last)
+        if self.compiled is None:
+            self.compiled = self.kernel[self.grid](*args, **self.constants)
+            if self.compiled is not None:  # the interpreter compiles nothing
+                names = self.kernel.arg_names[len(args) :]
+                self.last = [self.constants[name] for name in names]
+                self.first = *self.grid, self.compiled.function, self.compiled.packed_metadata
             return
-        compiled = self.kernel[self.grid](*args, **self.constants)
-        if compiled is not None:  # the interpreter compiles nothing
-            self.direct = compiled[self.grid]
-            self.last = [self.constants[name] for name in self.kernel.arg_names[len(args) :]]
+        # as JITFunction.run calls it. If that changes, call self.kernel[self.grid] at each step.
+        x, y, z, function, metadata = self.first
+        stream = driver.active.get_current_stream(self.index)
+        hooks = None, None, None
+        self.compiled.run(x, y, z, stream, function, metadata, *hooks, *args, *self.last)
 
 
 @triton.jit
@@ -105,14 +112,19 @@ def scale(row, numbers):
 def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options: Any) -> None:
     """Run a kernel with one program for each chunk of each tensor.
 
-    rows: for each tensor its number of elements, then the 64-bit numbers that the kernel reads.
+    rows: for each tensor its number of elements, two addresses, and other 64-bit numbers that the
+    kernel reads. Loads are wide if the first three are multiples of 16.
     written: the tensors that the kernel writes to, all on one device.
     """
     device = written[0].device
-    programs = chunks(tuple(n for n, *_ in rows), device)
     with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
-        columns = _on_device(device, _columns, rows)
-        kernel[(len(programs),)](programs, columns, *args, CHUNK=CHUNK, **options)
+        for is_aligned in (True, False):  # wide loads, or narrow ones
+            its = tuple(row for row in rows if ((row[0] | row[1] | row[2]) % 16 == 0) == is_aligned)
+            if its:
+                programs = chunks(tuple(row[0] for row in its), device)
+                columns = _on_device(device, _columns, its)
+                options |= {"ALIGNED": is_aligned, "CHUNK": CHUNK}
+                kernel[(len(programs),)](programs, columns, *args, **options)
     torch.autograd.graph.increment_version(written)
 
 
@@ -127,14 +139,6 @@ def address(t: Tensor) -> int:
     if not found and t.numel():
         raise RuntimeError("a tensor has no memory: its storage was freed")
     return found
-
-
-def aligned(*addresses: int) -> bool:
-    """Whether wide loads may be used: all addresses are multiples of 16 bytes."""
-    bits = 0
-    for a in addresses:
-        bits |= a
-    return bits % 16 == 0
 
 
 def _chunks(sizes: tuple[int, ...]) -> Tensor:
