@@ -26,7 +26,6 @@ from sodaopt.geometry.views import Shape, View
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Number
 
-ELEMENTWISE = ("diagonal", "sign", "identity")
 WORKSPACE = 112 << 20
 SHARE = 1 / 8
 """The matrices of one shape are multiplied in parts. A part takes at most WORKSPACE bytes, or this

@@ -21,6 +21,7 @@ from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.core.validation import FOREIGN, check_comm_dtype, check_keys, check_lr, check_seed
 from sodaopt.geometry import State
+from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 
@@ -39,7 +40,7 @@ class Step(NamedTuple):
 
 
 STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in fused.ELEMENTWISE, fused.Elementwise),
+    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.Elementwise),
     Step("triton polar", lambda b: b.kernel == "polar", fused.Polar),
     Step("eager", lambda b: True, lambda b: eager_step),
 )
