@@ -75,6 +75,7 @@ class Newton:
         The plain form multiplies X at each step. The Gram form multiplies it only at `restarts`
         and at the end, see `factor`.
         """
+        X = X.contiguous() if X.is_cuda else X  # kernels read whole rows, also of tall matrices
         form, product = choice(X)
         n, begin = len(self.steps), 0
         ends = (*self.restarts, n) if form == "gram" and self.restarts else range(1, n + 1)

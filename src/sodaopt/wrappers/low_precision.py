@@ -40,19 +40,22 @@ class Fp32Step:
         The copies are the same objects at each step, because bases remember them.
         """
         grads: list[Any] = [p.grad for p in params]
-        triples = zip(params, points, fp32_copies(grads), strict=True)
-        return [self._copy(p, x, grad) for p, x, grad in triples]
+        return self._copies(params, points, fp32_copies(grads))
 
     def release(self, params: list[Tensor]) -> None:
         """Take the memory of the copies away until the next step."""
+        empty = {d: torch.empty(0, dtype=torch.float32, device=d) for d in {p.device for p in params}}
         for p in params:
             made: Any = self.kept.get(p)
             if made is not None:
                 made.grad = None
                 made.__dict__.pop("fp32_copy_of", None)
-                sharded.refill(made, torch.empty(0, dtype=torch.float32, device=p.device))
+                sharded.refill(made, empty[p.device])
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
+    def _copies(self, *columns: list[Tensor]) -> list[Any]:
+        return [self._copy(*one) for one in zip(*columns, strict=True)]
+
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor) -> Any:
         made: Any = self.kept.get(p)
         if made is None:

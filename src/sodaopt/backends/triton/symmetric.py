@@ -15,6 +15,9 @@ from torch import Tensor
 from sodaopt.backends.triton.tables import Launch
 
 BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
+REGISTERS = 128
+"""Registers of a thread. With more, one program instead of two fits on a multiprocessor, and none
+multiplies while it stores."""
 
 
 @triton.jit
@@ -67,11 +70,7 @@ def _product(
 def product(
     A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float, diagonal: float
 ) -> Tensor:
-    """A B^T, or with C alpha A B^T + beta C + diagonal I.
-
-    A program must not use more than 128 registers a thread, so that two fit on a multiprocessor and
-    one stores while the other multiplies.
-    """
+    """A B^T, or with C alpha A B^T + beta C + diagonal I."""
     n, side, depth = A.shape
     out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
     if n == 0:
@@ -94,5 +93,5 @@ def _launch(
     return Launch(
         _product, (across * (across + 1) // 2, n), device, HAS_C=has_c, IS_SQUARE=is_square,
         EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
-        num_stages=STAGES,
+        num_stages=STAGES, maxnreg=REGISTERS,
     )  # fmt: skip
