@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, zoo
+from sodaopt import SODA, Method, schedules, zoo
 from sodaopt.geometry import Ball, BiasRMS, Sign
 from sodaopt.schedules import uniform
 from tests.support.reference import Point, iterates
@@ -661,3 +662,35 @@ def test_no_memory_grows() -> None:
     sizes = {n: t.shape for n, t in opt.state[weights[0]].items()}
     run(opt, weights, range(2, 30))
     assert {n: t.shape for n, t in opt.state[weights[0]].items()} == sizes
+
+
+# -- capturable -----------------------------------------------------------------------------------
+
+
+def warmup(k: Any, lr: Any) -> Any:
+    return lr if k > 10 else 0.1 * lr
+
+
+NOT_CAPTURABLE = {
+    "no kernel": (zoo.shampoo(), "has no kernel"),
+    "x is stored": (zoo.schedule_free(), "has no kernel"),
+    "a branch on k": (replace(zoo.lion(), gamma=warmup), "reads k or lr on the host"),
+    "a number of lr": (replace(zoo.lion(), gamma=lambda k, lr: float(lr)), "reads k or lr"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CAPTURABLE)
+def test_capturable_is_refused(name: str) -> None:
+    method, says = NOT_CAPTURABLE[name]
+    with pytest.raises(ValueError, match=says):
+        SODA([Parameter(torch.ones(3, 3))], 0.1, method, capturable=True)
+
+
+def test_capturable_needs_a_gpu() -> None:
+    p = Parameter(torch.ones(3, 3))
+    opt = SODA([p], 0.1, zoo.soda(zoo.adam(), schedules.coupled()), capturable=True)
+    p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match=r"shape 3x3: it must be .* on a GPU"):
+        opt.step()
+    assert torch.equal(p, torch.ones(3, 3))
+    assert pickle.loads(pickle.dumps(opt)).capturable
