@@ -553,6 +553,27 @@ def check_rounded_once(make: Make, dtype: torch.dtype, device: str) -> None:
             assert_bitwise([mine[key]], [theirs[key]])
 
 
+def test_fp32_copies_live_no_longer_than_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting for Python's collector, which may take many steps."""
+    made: list[Any] = []
+
+    def copies(tensors: list[Tensor]) -> list[Tensor]:
+        found = fp32_copies(tensors)
+        made.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr("sodaopt.wrappers.base.fp32_copies", copies)
+    weights = network(torch.bfloat16)
+    opt = SODAWrapper(adamw(weights))
+    gc.disable()
+    try:
+        feed(opt, weights, range(3))
+        assert made
+        assert not [copy for copy in made if copy() is not None]
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_fp32_state_of_16_bit_parameters_is_saved_and_loaded(dtype: torch.dtype) -> None:
     weights, others = network(dtype), network(dtype)

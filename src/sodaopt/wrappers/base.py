@@ -229,7 +229,12 @@ def _undone_or_finished(steps: list[GroupStep]) -> Iterator[list[bool]]:
     try:
         yield begun
     finally:
-        _run(deque([operation for s in steps for operation in (s.finish if begun else s.undo)]))
+        operations = deque(o for s in steps for o in (s.finish if begun else s.undo))
+        for (
+            s
+        ) in steps:  # operations refer to their step: its fp32 copies would wait for Python's gc
+            s.finish, s.undo = [], []
+        _run(operations)
 
 
 def _run(operations: deque[Operation], attempts: int = 2) -> None:

@@ -44,7 +44,9 @@ class Fp32Step:
 
     def release(self, params: list[Tensor]) -> None:
         """Take the memory of the copies away until the next step."""
-        empty = {d: torch.empty(0, dtype=torch.float32, device=d) for d in {p.device for p in params}}
+        empty = {
+            d: torch.empty(0, dtype=torch.float32, device=d) for d in {p.device for p in params}
+        }
         for p in params:
             made: Any = self.kept.get(p)
             if made is not None:
