@@ -98,6 +98,10 @@ class Geometry:
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
+    def with_view(self, view: View) -> Geometry:
+        """Return the map for a layer that stores its matrices in this way."""
+        return self
+
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
         """Return the map's state for p before the first step."""
         return {}
@@ -146,6 +150,9 @@ class _NormMap(Geometry):
 
     def check(self, shape: Shape) -> None:
         _check_view(self.norm, shape)
+
+    def with_view(self, view: View) -> Geometry:
+        return replace(self, norm=self.norm.with_view(view))
 
     def widths(self, context: Context) -> list[Number]:
         """rho times the norm's width factor, for each parameter."""
@@ -289,6 +296,9 @@ class MultiNorm(Geometry):
 
     def check(self, shape: Shape) -> None:
         _check_view(self, shape)
+
+    def with_view(self, view: View) -> Geometry:
+        return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         if context.shards is None:

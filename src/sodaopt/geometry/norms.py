@@ -106,6 +106,10 @@ class Norm:
         """Fill w with a random point of norm 1: an extreme point of the unit ball."""
         return w.copy_(self.lmo(gaussian(w.shape, generator)))
 
+    def with_view(self, view: View) -> Norm:
+        """Return the norm with the view of a layer, unless it has a view of its own."""
+        return replace(self, view=view) if self.view in (matrix, elements) else self
+
     def width(self, shape: Shape) -> float:
         """The width factor for a parameter of this shape."""
         return self.scale(self.factor, self.view(shape))
@@ -165,6 +169,10 @@ class Sign(Norm):
 
     def factor(self, o: int, i: int) -> float:
         return 1 / i
+
+    def with_view(self, view: View) -> Norm:
+        depends = self.scale is dense and view is not matrix  # other scales do not use d_in
+        return super().with_view(view) if depends else self
 
     def minimiser(self, X: Tensor) -> Tensor:
         return self.units([X])[0]

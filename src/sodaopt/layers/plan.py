@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from sodaopt import geometry
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.geometry import Ball, Clip, Geometry, MultiNorm, Norm, Sharp, Sign
-from sodaopt.geometry.views import View, elements, matrix
+from sodaopt.geometry import Ball, Clip, Sharp
+from sodaopt.geometry.views import View
 from sodaopt.layers.locations import unwrapped
 from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules
@@ -206,23 +206,12 @@ def _rule(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> Rule:
 
 def _fitted(method: Method, radius: float | None, view: View | None) -> Method:
     """Return the method with this radius and with the view of the layer."""
-    g: Geometry = method.geometry
-    if isinstance(g, Ball | Sharp | Clip):
-        g = replace(g, norm=_viewed(g.norm, view), radius=g.radius if radius is None else radius)
-    elif radius is not None:
-        raise ValueError(f"{method.name} has no norm, so it cannot have the radius {radius}")
-    elif isinstance(g, MultiNorm) and view is not None and g.view is matrix:
-        g = replace(g, view=view)
+    g = method.geometry if view is None else method.geometry.with_view(view)
+    if radius is not None:
+        if not isinstance(g, Ball | Sharp | Clip):
+            raise ValueError(f"{method.name} has no norm, so it cannot have the radius {radius}")
+        g = replace(g, radius=radius)
     return replace(method, geometry=g)
-
-
-def _viewed(norm: Norm, view: View | None) -> Norm:
-    """Return the norm with the view of the layer, unless it has one or does not depend on it."""
-    if view is None or norm.view not in (matrix, elements):
-        return norm
-    if isinstance(norm, Sign) and (norm.scale is not geometry.dense or view is matrix):
-        return norm  # other scales do not use d_in
-    return replace(norm, view=view)
 
 
 def _state_bytes(name: str, p: Tensor, method: Method) -> int:
