@@ -36,7 +36,7 @@ def _forms(base: str) -> tuple[Claim, ...]:
     """The claims about other forms of the pull around a base."""
     low, coupled, cautious = base.lower(), f"{base} coupled", f"{base}, cautious wd"
     return tuple(
-        Claim(f"{low}-{name}", "ours", f"{base}: {text}", "candidates", one, other)
+        Claim(f"{low}-{name}", "ours", f"{base}: {text}", f"candidates-{low}", one, other)
         for name, text, one, other in (
             ("squared", "the squared ratio beats the coupled pull", f"{base} squared", coupled),
             ("cautious", "a cautious pull beats the coupled pull", f"{base} cautious", coupled),

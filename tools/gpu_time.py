@@ -25,7 +25,7 @@ SCALE = "proxy"
 VOCAB = PRESETS[SCALES[SCALE].preset].vocab or 0
 CORE = (
     "muon", "adamw", "table-layers", "scion", "fig-anchor", "table-optimism", "sizes", "horizons",
-    "learning-rates", "candidates",
+    "learning-rates", "candidates-muon", "candidates-adamw",
 )  # fmt: skip
 
 

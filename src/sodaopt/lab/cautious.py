@@ -1,6 +1,7 @@
 """A pull that acts only on the elements that the base optimizer moves in the same direction.
 
-This is an experiment of the study `candidates`, after Cautious Weight Decay (arXiv 2510.12402).
+This is an experiment of the studies `candidates-...`, after Cautious Weight Decay (arXiv
+2510.12402).
 With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
 """
 

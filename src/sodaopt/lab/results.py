@@ -11,6 +11,7 @@ from typing import Any
 from . import stats
 from .files import write_atomically
 from .labels import value as shown
+from .progress import short
 
 Numbers = dict[str, Any]
 
@@ -48,9 +49,10 @@ def _about(numbers: Numbers) -> str:
     machine = cpu if e["device"] == "cpu" else e["device"]
     epochs = max(c["epochs"] or 0 for c in cells)
     steps = sorted({c["steps"] for c in cells})
+    sizes = sorted({c.get("parameters", numbers["parameters"]) for c in cells})
     return (
-        f"`{numbers['command']}`: {numbers['parameters'] / 1e6:.3g}M parameters, "
-        f"{' and '.join(map(str, steps))} steps, data "
+        f"`{numbers['command']}`: {', '.join(map(short, sizes))} parameters, "
+        f"{', '.join(map(str, steps))} steps, data "
         f"{data['name']} ({data['train_tokens'] / 1e6:.0f}M tokens, vocabulary {data['vocab']}; "
         f"{epochs:.2f} epochs seen), {machine}, torch {e['torch']}. {_measured(numbers)} "
         "Validation loss, mean and standard deviation over seeds:"

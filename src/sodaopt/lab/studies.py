@@ -44,8 +44,8 @@ ADAMW_TUNED = Cell("AdamW, best wd", "adamw", "adamw", choices=adamw_grid)
 SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled")
 
 
-def _candidates(name: str, tuned: Cell) -> tuple[Cell, ...]:
-    """Return the tuned base, and forms of the pull and of weight decay without tuning of their own.
+def _candidates(name: str, tuned: Cell) -> Study:
+    """Compare the tuned base with forms of the pull and of weight decay that tune nothing.
 
     Cautious Weight Decay has the weight decay that was tuned for the base.
     """
@@ -55,11 +55,23 @@ def _candidates(name: str, tuned: Cell) -> tuple[Cell, ...]:
         ("squared", "soda", {"decay": "squared"}),
         ("cautious", "cautious", COUPLED),
     )
-    return (
-        tuned,
-        Cell(f"{name}, cautious wd", f"cautious_wd({base})", base, {}, none, tuned.column, both),
-        *(Cell(f"{name} {form}", f"{wrapper}({base})", base, settings, none, tuned.column)
-          for form, wrapper, settings in pulls),
+    rival = Cell(f"{name}, cautious wd", f"cautious_wd({base})", base, {}, none, tuned.column, both)
+    return Study(
+        f"{name}: other forms of the coupled pull, and Cautious Weight Decay",
+        (
+            tuned,
+            rival,
+            *(Cell(f"{name} {form}", f"{wrapper}({base})", base, settings, none, tuned.column)
+              for form, wrapper, settings in pulls),
+        ),
+        standard,
+        pairs=(
+            (f"{name} squared", f"{name} coupled"),
+            (f"{name} cautious", f"{name} coupled"),
+            (f"{name} coupled", rival.column),
+            (rival.column, tuned.column),
+        ),
+        primary=0,
     )  # fmt: skip
 
 
@@ -209,26 +221,8 @@ STUDIES = {
             ("SODA-dagger, coupled", "SODA-dagger"),
         ),
     ),
-    "candidates": Study(
-        "Other forms of the coupled pull, and Cautious Weight Decay",
-        tuple(
-            cell
-            for name, tuned in (("Muon", MUON_TUNED), ("AdamW", ADAMW_TUNED))
-            for cell in _candidates(name, tuned)
-        ),
-        standard,
-        pairs=tuple(
-            pair
-            for name in ("Muon", "AdamW")
-            for pair in (
-                (f"{name} squared", f"{name} coupled"),
-                (f"{name} cautious", f"{name} coupled"),
-                (f"{name} coupled", f"{name}, cautious wd"),
-                (f"{name}, cautious wd", f"{name}, best wd"),
-            )
-        ),
-        primary=0,
-    ),
+    "candidates-muon": _candidates("Muon", MUON_TUNED),
+    "candidates-adamw": _candidates("AdamW", ADAMW_TUNED),
     "sizes": Study(
         "Muon with a weight decay tuned at the standard size, and the coupled pull, as the model "
         "grows",

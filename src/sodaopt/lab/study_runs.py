@@ -236,6 +236,7 @@ class Work:
             "optimizer": cell.optimizer,
             "settings": cell.settings,
             "lr": resolve(jobs[seeds[0]], self.vocab).settings.lr,
+            "parameters": first and first.head["model"]["parameters"],
             "steps": first and first.job["steps"],
             "epochs": ends[0].get("epochs") if ends else None,
             "seeds": list(runs),
