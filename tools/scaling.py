@@ -1,93 +1,96 @@
-"""Write the table of docs/scaling.md: the plans of a spectral step for large models.
+"""Write the tables of docs/scaling.md: predictions for large models, and Dion's counts beside them.
 
-    python -m tools.scaling [--print]
-
-The numbers are those of `sodaopt.parallel.layout.plan`, which the tests compare with counted ones.
+python -m tools.scaling [--print]
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from typing import Any
+from functools import cache
+
+from torch import nn
 
 from benchmarks.pages import DOCS, filled, markdown
-from sodaopt.geometry.views import matrix
-from sodaopt.parallel.exchange import ROUND_ELEMENTS
-from sodaopt.parallel.layout import Grid, Placement, Plan, plan
+from sodaopt.lab.bench import without_memory
+from sodaopt.lab.cluster import Machine, Row, cluster, rows, table
 
-Shapes = list[tuple[int, ...]]
-
-
-def dense(width: int, keys: int, hidden: int, depth: int) -> Shapes:
-    """The hidden matrices of a transformer with gated feed-forward layers."""
-    attention = [(width, width), (keys, width), (keys, width), (width, width)]
-    return [*attention, (hidden, width), (hidden, width), (width, hidden)] * depth
-
-
-def mixture(width: int, hidden: int, experts: int, depth: int) -> Shapes:
-    feed_forward = [(experts, hidden, width)] * 2 + [(experts, width, hidden)]
-    return ([(width, width)] * 4 + feed_forward) * depth
-
-
-MODELS = {
-    "7B": dense(4096, 4096, 11008, 32),
-    "70B": dense(8192, 1024, 28672, 80),
-    "30B of 128 experts": mixture(2048, 768, 128, 48),
+CLUSTERS = {
+    "gpt-1b": ("1x1", "8x1", "8x8"),
+    "llama-7b": ("8x1", "8x8", "8x64", "8x512"),
+    "llama-70b": ("8x4", "8x32", "8x128", "8x2048"),
+    "llama-405b": ("8x32", "8x128", "8x2048"),
+    "moe-30b": ("8x1", "8x8", "8x64", "8x512"),
+    "moe-1t": ("8x32", "8x128", "8x2048"),
 }
-# R replicas of S shards
-GRIDS = {
-    "DDP": [(8, 1)],
-    "FSDP": [(1, 8), (1, 64), (1, 512), (1, 4096)],
-    "HSDP": [(8, 8), (64, 8), (512, 8)],
-}
+METHODS = ("adamw", "muon")
 
 
-def made(shapes: Shapes, R: int, S: int) -> Plan:
-    """The plan of the first rank."""
-    placement = Placement((R, S), (None, 0), (0, 1))
-    params = tuple((shape, placement, matrix(shape)) for shape in shapes)
-    return plan(Grid(R, S, 0, 0), params, (0,) * (R * S), ROUND_ELEMENTS)
+@cache
+def found(model: str) -> list[Row]:
+    """The rows of a model that fit into the memory of the GPUs."""
+    made = without_memory(model)
+    every = [row for c in CLUSTERS[model] for row in rows(made, cluster(c), METHODS)]
+    fits = {row.parallel for row in every if row.counts.memory <= Machine().capacity}
+    fits = {parallel for parallel in fits if not parallel.startswith("hsdp 1 x")}
+    once = {(row.parallel, row.method): row for row in every if row.parallel in fits}
+    return list(once.values())
 
 
-def row(model: str, kind: str, R: int, S: int) -> list[str]:
-    shapes = MODELS[model]
-    found = made(shapes, R, S)
-    share = sum(found.loads) / len(found.loads)
-    elements = sum(math.prod(shape) for shape in shapes)
-    got = sum(found.elements_received()) * 4 / 1e9
-    own = 3 * 2 * elements * (S - 1) / S / 1e9 + 2 * 2 * (R - 1) / R * elements / S / 1e9
-    return [
-        model, f"{kind} {R} x {S}" if kind == "HSDP" else f"{kind} {R * S}", f"{found.computed:,}",
-        f"{max(found.loads) / sum(found.loads):.2%}", f"{max(found.loads) / share:.2f}",
-        f"{got:.2f}", f"{got / 2:.2f}", f"{own:.1f}",
-    ]  # fmt: skip
+def lines(model: str) -> list[list[str]]:
+    head, *body = table(found(model))
+    return [["model", *head], *([model, *line] for line in body)]
 
 
-HEAD = [
-    "model", "ranks", "matrices of rank 0", "work of the busiest rank", "over its share",
-    "GB received, fp32", "in bf16", "GB of the training itself",
-]  # fmt: skip
+RANK = 1 / 4
+"""Dion's rank, as a share of the short side."""
 
 
-def table() -> str:
-    rows: list[Any] = [
-        row(model, kind, R, S)
-        for model in MODELS
-        for kind, grids in GRIDS.items()
-        for R, S in grids
+def dion(model: nn.Module, muon: Row) -> list[str]:
+    """Elements that a rank receives, over those of all matrices, under sharding.
+
+    Table 1 of arXiv:2504.05295v1 has m n for Muon and (m + 1) r for Dion, for a matrix m x n with
+    m <= n.
+    """
+    matrices = [p.shape for g in muon_groups(model) for p in g]
+    elements = sum(s.numel() for s in matrices)
+    low = 0.0
+    for *stack, a, b in matrices:
+        m = min(a, b)
+        low += (stack[0] if stack else 1) * (m + 1) * RANK * m
+    ours = (muon.counts.shards + muon.counts.replicas) / 4
+    return [muon.parallel, "1", f"{low / elements:.3f}", f"{ours / elements:.3f}"]
+
+
+def muon_groups(model: nn.Module) -> list[list[nn.Parameter]]:
+    from sodaopt import param_groups
+
+    groups = param_groups(model, "muon")
+    return [[p for _, p in g["params"]] for g in groups if g["method"].geometry.kernel == "polar"]
+
+
+def compared() -> str:
+    head = ["model", "parallel", "Muon, gathered on each rank (Dion, Table 1)",
+            "Dion, rank 1/4 (Table 1)", "sodaopt, counted by the plan"]  # fmt: skip
+    body = [
+        [model, *dion(without_memory(model), row)]
+        for model in CLUSTERS
+        for row in found(model)
+        if row.method == "muon" and not row.parallel.startswith("ddp")
     ]
-    return markdown([HEAD, *rows])
+    return markdown([head, *body])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the table only")
+    parser.add_argument("--print", action="store_true", help="print the tables only")
+    every = [lines(model) for model in CLUSTERS]
+    plans = markdown([every[0][0], *(line for one in every for line in one[1:])])
     if parser.parse_args().print:
-        print(table())
+        print(plans, compared(), sep="\n\n")
     else:
         page = DOCS / "scaling.md"
-        page.write_text(filled(page, "plans", table()), encoding="utf-8")
+        page.write_text(filled(page, "plans", plans), encoding="utf-8")
+        page.write_text(filled(page, "dion", compared()), encoding="utf-8")
 
 
 if __name__ == "__main__":

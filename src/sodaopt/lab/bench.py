@@ -25,7 +25,10 @@ from torch import Tensor, nn
 from sodaopt import RECIPES, SODA, SODAWrapper, param_groups
 from sodaopt._errors import unknown
 from sodaopt.core.method import named
+from sodaopt.layers.table import aligned
 
+from . import cluster
+from .decoders import CONFIGS, decoder
 from .environment import environment
 from .model import GPT, Shape
 from .peers import PEERS, Build, adamw
@@ -63,6 +66,9 @@ class Bench:
     """Libraries to compare with: torch, muon, pytorch_optimizer, schedulefree, lion-pytorch,
     gram-newton-schulz, and dion, whose source DION_PATH names."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    cluster: str | None = None
+    """GPUs of a node x nodes, such as 8x128: predict the step there instead of measuring it. The
+    model may also be llama-7b, llama-70b, llama-405b, moe-30b or moe-1t."""
     rounds: int = 30
     """Measured steps of each optimizer, after 8 others."""
     out: Path = Path("runs/bench")
@@ -75,6 +81,8 @@ class Bench:
     def run(self) -> int:
         from rich.console import Console
 
+        if self.cluster:
+            return self._predicted(self.cluster)
         rates, rows = ceilings(self.device), []
         for model in self.model:
             for name, build in self._builds().items():
@@ -90,6 +98,12 @@ class Bench:
         (self.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
         Console().print(table(rows))
         (draw if len(self.model) == 1 else draw_scaling)(rows, self.out / "bench.svg")
+        return 0
+
+    def _predicted(self, text: str) -> int:
+        for model in self.model:
+            found = cluster.rows(without_memory(model), cluster.cluster(text))
+            print("\n".join(aligned(cluster.table(found))))
         return 0
 
     def _builds(self) -> dict[str, Build]:
@@ -123,6 +137,12 @@ def ours(name: str) -> Build:
         return lambda model: SODA(param_groups(model, name), 1e-4)
     method = named(name)
     return lambda model: SODA(model.parameters(), 1e-4, method)
+
+
+def without_memory(name: str) -> nn.Module:
+    """A model on the meta device: one of `decoders.py`, or as `parameters` makes it."""
+    with torch.device("meta"):
+        return decoder(name) if name in CONFIGS else parameters(name)
 
 
 def parameters(name: str) -> nn.Module:

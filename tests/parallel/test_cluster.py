@@ -1,0 +1,132 @@
+"""The cost model's counts are those of two and four ranks, and its times follow from them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sodaopt import SODA, cli, param_groups
+from sodaopt.lab import cluster
+from sodaopt.lab.decoders import CONFIGS, Config, Decoder, decoder
+from sodaopt.parallel.layout import Grid, Placement
+from tests.parallel.test_exchange import counted
+from tests.support.ranks import Check, World, available, spawned  # noqa: F401
+from tests.support.training import cut
+
+RANKS = 4
+MODELS = {
+    "dense": Config(12, 8, 30, 2, 40),
+    "experts": Config(8, 8, 6, 2, 24, experts=4, active=2),
+    "few experts": Config(8, 8, 6, 1, 24, experts=3, active=1),
+}
+LAYOUTS = {
+    "fsdp 2": (1, 2),
+    "fsdp 4": (1, 4),
+    "hsdp 2 x 2": (2, 2),
+    "ddp 2": (2, 1),
+    "ddp 4": (4, 1),
+}
+MESHES: dict[tuple[int, int], Any] = {}
+
+
+def mesh_of(R: int, S: int) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if (R, S) not in MESHES:
+        MESHES[R, S] = DeviceMesh("cpu", torch.arange(R * S).view(R, S))
+    return MESHES[R, S]
+
+
+def as_predicted(model: str, recipe: str, layout: str) -> None:
+    """State, bytes and products of a real step."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    R, S = LAYOUTS[layout]
+    mesh = mesh_of(R, S)
+    if dist.get_rank() >= R * S:
+        return
+    torch.manual_seed(0)
+    whole = Decoder(MODELS[model])
+    groups = param_groups(whole, recipe)
+    if S > 1:
+        for group in groups:
+            place = partial(cut, mesh=mesh, placements=[Replicate(), Shard(0)])
+            group["params"] = [(n, nn.Parameter(place(p.detach()))) for n, p in group["params"]]
+    opt = SODA(groups, 0.01, process_group=mesh.get_group(0) if S == 1 else None)
+    for group in opt.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    with counted() as log, FlopCounterMode(display=False) as flops:
+        opt.step()
+
+    grid = Grid(R, S, *divmod(dist.get_rank(), S))
+    placement = Placement((R, S), (None, 0), (0, 1))
+    wanted = cluster.counts(SODA(param_groups(whole, recipe), 0.01), placement, grid)
+    assert log.received == wanted.shards + wanted.replicas
+    assert flops.get_total_flops() == wanted.flops
+    assert flops.get_total_flops() <= wanted.busiest
+    tensors = [t for s in opt.state.values() for t in s.values() if t.ndim]
+    local = [t.to_local() if S > 1 else t for t in tensors]
+    assert sum(t.nbytes for t in local) == wanted.state
+
+
+def bind(f: Callable[..., None]) -> Check:
+    return lambda where: f()
+
+
+CHECKS: dict[str, Check] = {
+    f"{model}-{recipe}-{layout}": bind(partial(as_predicted, model, recipe, layout))
+    for model in MODELS
+    for layout in LAYOUTS
+    for recipe in ("muon", "soda_dagger")
+}
+
+
+@available
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("check", CHECKS)
+def test_four_ranks(check: str, world: World) -> None:
+    world.assert_passed(__name__, check)
+
+
+def test_work_and_memory_fall_with_the_number_of_ranks() -> None:
+    model = decoder("llama-7b")
+
+    def predict(method: str, c: str) -> cluster.Row:
+        return cluster.predict(
+            model, method, cluster.cluster(c), "fsdp", 1 << 22, cluster.Machine()
+        )
+
+    alone, shared = predict("muon", "1x1"), predict("muon", "8x8")
+    assert not alone.counts.shards + alone.counts.replicas
+    assert 1 <= shared.counts.busiest * 64 / alone.counts.busiest < 1.05
+    assert shared.counts.state * 64 == pytest.approx(alone.counts.state, rel=1e-3)
+    assert shared.step < alone.step / 30
+    assert predict("adamw", "8x8").hides == "none"
+
+
+def test_a_trillion_parameters_on_16384_gpus() -> None:
+    model = decoder("moe-1t")
+    assert sum(p.numel() for p in model.parameters()) > 1e12
+    row = cluster.predict(
+        model, "muon", cluster.cluster("8x2048"), "hsdp", 1 << 22, cluster.Machine()
+    )
+    assert row.parallel == "hsdp 32 x 512"
+    assert row.counts.busiest > 0
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--model", "nano", "--cluster", "2x2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["method", "parallel"]
+    kinds = len(cluster.KINDS) * len(cluster.METHODS)
+    assert len(lines) == 1 + kinds
+    assert cli.main(["bench", "--model", "nano", "--cluster", "8"]) == 2
+    assert "8x128" in capsys.readouterr().err
+    assert "llama-7b" in CONFIGS
