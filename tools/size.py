@@ -32,7 +32,8 @@ LATER = {
         "parallel/agree.py",
         "core/together.py",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
-        "geometry/norms.py: Shards _Lengths.units",
+        "geometry/shards.py",
+        "geometry/norms.py: _Lengths.units",
     ),
     "the spectral step by kernels and Gram products": (
         "backends/products.py",

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from sodaopt import schedules
 from sodaopt._errors import count, number
-from sodaopt.geometry.norms import Norm, Shards
+from sodaopt.geometry.norms import Norm
 from sodaopt.geometry.scales import unit
+from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, matrix
 from sodaopt.schedules import Coef, Number
 

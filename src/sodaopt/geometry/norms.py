@@ -7,37 +7,17 @@ the minimiser, so <d, lmo(d)> = -dual(d).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sodaopt.geometry.polar import DIRECTION, KELLER, Newton, Polar
 from sodaopt.geometry.scales import Scale, dense, unit
+from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
-
-
-class Shards(Protocol):
-    """The exchange of sharded parameters with other ranks, see `sodaopt.parallel`.
-
-    shapes: the shapes of the whole parameters.
-    """
-
-    shapes: list[torch.Size]
-
-    def deal(
-        self, compute: Callable[[list[Tensor]], list[Tensor]], ds: list[Tensor], view: View,
-        shapes: Sequence[Shape] | None = None,
-    ) -> list[Tensor]:  # fmt: skip
-        """Apply compute to the list of all matrices, each of them on one rank.
-
-        shapes: the whole shapes, if ds has several matrices for each parameter.
-        """
-
-    def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Complete sums over dimensions of each parameter from the sums over this rank's shard."""
 
 
 def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
