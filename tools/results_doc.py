@@ -25,6 +25,9 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "results.md"
 NANO_PAGE = DOCS / "results-nano.md"
 FIGURES = DOCS / "figures"
+ROWS = FIGURES / "results-rows.svg"
+AXES = {"horizons": "length (Chinchilla)", "sizes": "width", "learning-rates": "learning rate"}
+"""Studies over an axis."""
 TABLES = {"paper": "The paper's claims", "ours": "Our claims"}
 """Headings of the tables by the source of the claims."""
 PRIMARY = ("muon-coupled-wd", "muon-coupled-wd-long", "adamw-coupled-wd")
@@ -133,7 +136,7 @@ def section(source: str, studies: Measured) -> str:
 
 
 def disagreements(studies: Measured) -> str:
-    """Name the claims whose verdicts at two sizes contradict each other."""
+    """Name the claims that hold at one size and fail at the other."""
     found = []
     for claim in CLAIMS:
         known = [d for scale in SHOWN if (d := compared(claim, scale, studies))]
@@ -141,7 +144,8 @@ def disagreements(studies: Measured) -> str:
             found.append(f"- [{claim.text}](#{claim.name})")
     if not found:
         return "No claim holds at one size and fails at the other."
-    return "\n".join(["The sizes contradict each other on:", "", *found])
+    text = "These claims hold at one size and fail at the other:"
+    return "\n".join(["### Where the sizes disagree", "", text, "", *found])
 
 
 def default_rule(studies: Measured) -> str:
@@ -228,11 +232,57 @@ def draw(path: Path, found: Sequence[Claim], studies: Measured) -> None:
         plt.close(figure)
 
 
+def along_rows(studies: Measured) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The first pair of each study over lengths, sizes or learning rates, by study and scale."""
+    return {
+        (study, scale): differences(numbers["cells"], numbers["pairs"][:1], 0)
+        for study in AXES
+        for scale in SHOWN
+        if (numbers := studies[scale].get(study))
+    }
+
+
+def draw_rows(studies: Measured) -> None:
+    """Draw how a difference changes over lengths, sizes and learning rates."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    found = along_rows(studies)
+    with mpl.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(found), figsize=(3.3 * len(found), 3), squeeze=False, layout="constrained"
+        )
+        for axes, ((study, scale), gaps) in zip(panels[0], found.items(), strict=True):
+            for x, d in enumerate(gaps):
+                if d["low"] is not None:
+                    axes.plot([x, x], [d["low"], d["high"]], color="tab:blue")
+                axes.plot(x, d["mean"], "o", color="tab:blue", markersize=4)
+            axes.axhline(0, color="black", linewidth=0.8)
+            axes.set_xticks(range(len(gaps)), [d["row"].removeprefix("width ") for d in gaps])
+            axes.set_title(f"{scale}: {AXES[study]}", fontsize="small")
+        panels[0][0].set_ylabel("difference of losses")
+        figure.savefig(ROWS, metadata={"Description": str(_rounded(found)), "Date": None})
+        plt.close(figure)
+
+
+def _rounded(found: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
+    return [f"{at} {d['row']} {number(d)}" for at, gaps in found.items() for d in gaps]
+
+
+def rows_section() -> str:
+    return (
+        "### Other lengths, sizes and learning rates\n\nThe coupled pull around Muon, against the "
+        "weight decay that was tuned at the standard length and width (the first two), and against "
+        "no weight decay (learning rates), with 95 % intervals. Below zero the pull is better.\n\n"
+        f"![Differences by length, width and learning rate](figures/{ROWS.name})"
+    )
+
+
 def pages() -> dict[Path, str]:
     """The text of the pages that this program writes."""
     studies = measured()
     tables = [section(source, studies) for source in TABLES]
-    parts = [HEAD, *tables, disagreements(studies), default_rule(studies)]
+    parts = [HEAD, *tables, rows_section(), disagreements(studies), default_rule(studies)]
     parts += [gpu_time(studies), DATA]
     own = {PAGE: [*parts, *map(markdown, studies["proxy"].values())],
            NANO_PAGE: [NANO_HEAD, *map(markdown, studies["nano"].values())]}  # fmt: skip
@@ -263,6 +313,7 @@ def with_claims(page: Path) -> str:
 if __name__ == "__main__":
     for path, found in figures().items():
         draw(path, found, measured())
+    draw_rows(measured())
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
     for page in DOCS.rglob("*.md"):

@@ -59,6 +59,8 @@ def test_results_are_up_to_date() -> None:
     for figure, claims in results_doc.figures().items():
         table = html.escape(results_doc.claims(claims, results_doc.measured()), quote=False)
         assert table in figure.read_text(), f"{figure}: run make results"
+    rows = str(results_doc._rounded(results_doc.along_rows(results_doc.measured())))
+    assert html.escape(rows, quote=False) in results_doc.ROWS.read_text(), "run: make results"
 
 
 def test_every_claim_has_a_verdict() -> None:
