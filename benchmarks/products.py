@@ -1,10 +1,14 @@
 """Which form of a Newton-Schulz iteration, and which product, is fastest for a shape.
 
-    python -m benchmarks.products [--out src/sodaopt/backends/products.json]
+    python -m benchmarks.products [--out src/sodaopt/backends/products.json] [--measured FILE ...]
+
+With FILE, an output of this command, nothing is measured: the table is chosen again. Rows of later
+files replace those of earlier ones.
 
 The five steps of KELLER on normalised fp16 matrices, as many as a part of a step has, replayed as
 a CUDA graph: the time of the GPU alone. A row holds for its short side and aspect ratio and all
-larger ones up to the next row. error is the distance to the same polynomial in float64, relative.
+larger ones up to the next row. Smaller matrices take the plain form with dense products. error is
+the distance to the same polynomial in float64, relative.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +32,9 @@ from sodaopt.lab.bench import events
 SHORT = (4096, 2048, 1024, 768, 512, 256)
 ASPECTS = (4, 2, 1)
 MARGIN = 0.97
-"""Another form or product than the plain dense one must save this much."""
+"""Dense products must save this much: they take more launches, and are less accurate."""
+HOPPER = 1024
+"""Below this short side, calls of quack-kernels take the host longer than they take the GPU."""
 
 
 def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
@@ -38,11 +45,11 @@ def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
     X, exact = G.half(), polar.KELLER.products(G[:1].double())
     found: dict[tuple[str, str], dict[str, float]] = {}
     for form in ("plain", "gram") if aspect > 1 else ("plain",):
-        for name, product in products.PRODUCTS.items():
+        for name, function in products.PRODUCTS.items():
             if name == "hopper" and not products.has_hopper():
                 continue
-            chosen = products.Choice(form, product)
-            with mock.patch.object(polar, "choice", lambda X, chosen=chosen: chosen):
+            choice = products.Choice(form, function)
+            with mock.patch.object(polar, "choice", lambda X, choice=choice: choice):
                 Y = polar.KELLER.products(X)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph):
@@ -50,36 +57,47 @@ def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
             ms = statistics.median(events(graph.replay, rounds))
             error = (Y[:1].double() - exact).norm() / exact.norm()
             found[form, name] = {"ms": round(ms, 4), "error": round(error.item(), 5)}
-    without = best({key: value for key, value in found.items() if key[1] != "hopper"})
-    row = {"short": short, "aspect": aspect, **without, "matrices": n}
-    if (overall := best(found)) != without:
-        row["with_hopper"] = overall
-    return row | {"measured": {"/".join(key): value for key, value in found.items()}}
+    measured = {"/".join(key): value for key, value in found.items()}
+    return {"short": short, "aspect": aspect, "matrices": n, "measured": measured}
 
 
-def best(found: dict[tuple[str, str], dict[str, float]]) -> dict[str, str]:
-    """The fastest form and product. Each must save a share of the time of those before it."""
-    chosen = ("plain", "dense")
-    for key, value in found.items():
-        if value["ms"] < MARGIN * found[chosen]["ms"]:
-            chosen = key
-    return {"form": chosen[0], "product": chosen[1]}
+def chosen(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its fastest form and product, with and without quack-kernels."""
+    ours = {name: v for name, v in row["measured"].items() if not name.endswith("hopper")}
+    overall = best(row["measured"] if row["short"] >= HOPPER else ours)
+    row = row | best(ours)
+    return row | ({"with_hopper": overall} if overall["product"] == "hopper" else {})
+
+
+def best(measured: dict[str, dict[str, float]]) -> dict[str, str]:
+    def cost(name: str) -> float:
+        return measured[name]["ms"] / (MARGIN if name.endswith("dense") else 1)
+
+    form, product = min(measured, key=cost).split("/")
+    return {"form": form, "product": product}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=products.TABLE)
+    parser.add_argument("--measured", type=Path, nargs="*", default=[])
     args = parser.parse_args()
-    rows = []
-    for short in SHORT:
-        for aspect in ASPECTS:
-            rows.append(measure(short, aspect, args.rounds))
-            print(json.dumps(rows[-1]), flush=True)
-    rows += [row | {"short": 1} for row in rows[-len(ASPECTS) :]]
+    found = {}
+    for line in (line for file in args.measured for line in file.read_text().splitlines()):
+        if line.startswith("{"):
+            row = json.loads(line)
+            found[row["short"], row["aspect"]] = row
+    for short, aspect in [] if found else product(SHORT, ASPECTS):
+        found[short, aspect] = measure(short, aspect, args.rounds)
+        print(json.dumps(found[short, aspect]), flush=True)
+    keys = "short", "aspect", "matrices", "measured"
+    rows = [chosen({key: row[key] for key in keys}) for row in found.values()]
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    head = json.dumps({"command": "python -m benchmarks.products", **where("cuda")})
-    args.out.write_text(f'{head[:-1]},\n "rows": [\n{lines}\n ]}}\n')
+    machine = json.loads(products.TABLE.read_text()) if args.measured else where("cuda")
+    head = {"command": "python -m benchmarks.products"}
+    head |= {key: machine[key] for key in ("device", "torch", "threads")}
+    args.out.write_text(f'{json.dumps(head)[:-1]},\n "rows": [\n{lines}\n ]}}\n')
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Products of batches of matrices, and which of them is fastest for a shape.
 
-`products.json` is written by `python -m benchmarks.products`. A row with a "note" was changed by
-hand. Nothing is measured at run time, because a resumed run would then not repeat the bits of an
-uninterrupted one.
+`products.json` is written by `python -m benchmarks.products`. Nothing is measured at run time,
+because a resumed run would then not repeat the bits of an uninterrupted one.
 """
 
 from __future__ import annotations

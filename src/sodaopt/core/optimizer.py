@@ -78,8 +78,6 @@ class SODA(StatefulOptimizer):
 
     sharing = Sharing()  # for copies, which cannot hold a process group
     has_agreed = False
-    grad_scale: Tensor | None = None  # GradScaler sets both during a step, if capturable
-    found_inf: Tensor | None = None
 
     def __init__(
         self,
@@ -117,6 +115,11 @@ class SODA(StatefulOptimizer):
             raise ValueError("optimizer got an empty parameter list")
 
     # -- the step -----------------------------------------------------------------------------
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler leaves the division and the skipping of a step to this optimizer."""
+        return self.capturable
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -260,7 +263,8 @@ class SODA(StatefulOptimizer):
         past = {name: s[name] if self.capturable else float(s[name]) for name in b.method.memory}
         b.memory = b.method.advance(past, b.k, b.lr)
         b.c = b.method.coefs(b.k, b.lr, b.memory)
-        b.grad_scale, b.found_inf = self.grad_scale, self.found_inf
+        # GradScaler sets both during a step, if capturable
+        b.grad_scale, b.found_inf = (getattr(self, n, None) for n in ("grad_scale", "found_inf"))
 
     def _advance(self, b: Bucket) -> None:
         """Count the step, and keep the memory of the coefficients."""
