@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,18 +20,19 @@ from sodaopt import __version__, cli
 from sodaopt.lab import execution, job, train
 from sodaopt.lab.arguments import Output, parse_seeds
 from sodaopt.lab.commands import Sample, Train
-from sodaopt.lab.data.command import Download, Info, Prepare
+from sodaopt.lab.data.command import Download, Info, Prepare, Wikipedia
 from sodaopt.lab.many import Compare, Many, Sweep, placed
 from sodaopt.lab.report import Plan
 from sodaopt.lab.report.command import Report
 from sodaopt.lab.reproduce import Reproduce
+from sodaopt.lab.track3 import Track3
 from tests.support.lab_jobs import embedded, exit_code, flags, working
 
 assert embedded  # fixtures
 assert working
 lab = pytest.mark.usefixtures("lab")
 RECORDS = (Train, Sample, Many, Compare, Sweep, Report, Reproduce, Prepare, Download, Info, Output,
-           job.Common, job.Job, execution.Execution)  # fmt: skip
+           Wikipedia, Track3, job.Common, job.Job, execution.Execution)  # fmt: skip
 NESTED = {"job", "common", "execution", "output"}
 
 
@@ -52,6 +54,28 @@ def test_help_has_groups_and_names(capsys):
                   "SEED|FIRST-LAST"):  # fmt: skip
         assert words in said, words
     assert "[STR [STR ...]]]   Names" not in said
+
+
+SLOW = ("scipy", "sklearn", "matplotlib", "tokenizers", "tiktoken", "huggingface_hub", "pandas",
+        "torch._dynamo", "torch.distributed.tensor")  # fmt: skip
+
+
+def test_help_imports_nothing_slow():
+    """So that --help takes little more than the import of torch."""
+    script = f"""
+import subprocess
+import sys
+from sodaopt import cli
+for name in {list(cli.COMMANDS)!r}:
+    try:
+        cli.main([name, "--help"])
+    except SystemExit:
+        pass
+print("found:", [name for name in {SLOW!r} if name in sys.modules])"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "found: []"
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import training
+from benchmarks import diagnostics, training
 from benchmarks.pages import filled
 from sodaopt.cli import main
 from sodaopt.lab.job import Job, resolve
@@ -49,6 +50,11 @@ def test_quickstart(lab: Path) -> None:
 def test_performance_is_up_to_date() -> None:
     text = filled(training.PAGE, "training", training.table())
     assert training.PAGE.read_text() == text, "run: python -m benchmarks.training --docs"
+
+
+def test_the_diagnostics_take_less_than_a_hundredth() -> None:
+    """As the page says, by the last measurement."""
+    assert 0 < json.loads(diagnostics.RESULT.read_text())["share"] < 0.01
 
 
 def test_results_are_up_to_date() -> None:

@@ -699,4 +699,31 @@ def test_diagnostics_are_read_with_the_losses(lab: Path, monkeypatch: pytest.Mon
     read = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda t: reads.append(t.numel()) or read(t))
     train.train(job("soda(adamw)", eval_every=100), lab / "a", Execution("cpu", log_every=3))
-    assert [n for n in reads if n > 2] == [3 + 3 * len(SUMS)] * 2
+    # three losses, the sums of two roles and their total, and the distances of the two
+    assert [n for n in reads if n > 2] == [3 + 3 * len(SUMS) + 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("adamw", {}),
+        ("adamw", {"wd": 1.0}),
+        ("soda(adamw)", {}),
+        ("soda_dagger", {}),
+        ("soda_dagger", {"z0": "zero"}),
+    ],
+)
+def test_the_distance_is_to_the_initial_weights(name: str, more: dict[str, Any], lab: Path) -> None:
+    """For every role, also with weight decay, which pulls to zero, and after a stop."""
+    asked, speed = job(name, **more), Execution("cpu", log_every=2)
+    train.train(asked, lab / "run", speed, stop=after(3))
+    run = train.train(asked, lab / "run", speed)
+    torch.manual_seed(asked.seed)
+    shape = resolve(asked, 1024).shape
+    first, last = GPT(shape).state_dict(), load(run.folder / WEIGHTS)
+    moved = {n: float((last[n] - first[n]).norm()) for n in first if n != "embed.weight"}
+    hidden = math.hypot(*(x for n, x in moved.items() if n != "head.weight"))
+    roles = run.of("diagnostics")[-1]["roles"]
+    assert roles["tied"]["distance"] == pytest.approx(moved["head.weight"], rel=1e-4)
+    assert roles["hidden"]["distance"] == pytest.approx(hidden, rel=1e-4)
+    assert roles["total"]["distance"] == pytest.approx(math.hypot(*moved.values()), rel=1e-4)

@@ -10,12 +10,19 @@ from torch import Tensor, nn
 
 from sodaopt.core.diagnostics import SUMS, Measured, Watch, Watched, joined
 from sodaopt.layers.plan import plan
+from sodaopt.parallel import sharded
 
 TOTAL = "total"
 
 
 class RoleDiagnostics:
-    """Measure the armed steps of an optimizer. The sums stay on the device until a check."""
+    """Measure the armed steps of an optimizer. The sums stay on the device until a check.
+
+    The distance is to the initial weights, whether the optimizer pulls to them or not. So this needs
+    a copy of those initial weights that the optimizer does not keep.
+
+    model: still has its initial weights
+    """
 
     def __init__(self, model: nn.Module, opt: Watched) -> None:
         self.opt = opt
@@ -24,6 +31,9 @@ class RoleDiagnostics:
         assert opt._watch is not None
         self.watch: Watch = opt._watch
         self.found: dict[str, Measured] = {}
+        self.away: dict[str, Tensor] = {}
+        """Squared distances to the initial weights by role."""
+        self.initial = {p: sharded.local(p).detach().clone() for p in self.roles}
         self.watch.on = False
 
     def arm(self, on: bool) -> None:
@@ -33,14 +43,30 @@ class RoleDiagnostics:
     def take(self) -> None:
         """Keep the sums of the step, if it was measured."""
         if self.watch.on:
+            self.away = self._distances()
             self.found = self.opt.measured(lambda j, p: self.roles[p])
             self.found[TOTAL] = joined(list(self.found.values()))
 
+    @torch.no_grad()
+    def _distances(self) -> dict[str, Tensor]:
+        """Return the squared distances by role. Forget the weights that the optimizer keeps."""
+        pulls, squares = self.opt.pulls(), dict[str, list[Tensor]]()
+        for p, role in self.roles.items():
+            x, pull = sharded.local(p).detach().float(), pulls.get(p)
+            if pull and isinstance(pull.z0, Tensor):
+                self.initial.pop(p, None)
+                start = pull.z0
+            else:  # no pull, or a pull to zero
+                start = self.initial[p]
+            square = (x - start.float()).square().sum().reshape(1)
+            squares.setdefault(role, []).append(sharded.total(square, p))
+        return {role: torch.stack(some).sum(0) for role, some in squares.items()}
+
     def sums(self) -> Tensor:
         """Return all sums as one tensor, to be read together with the losses."""
-        return (
-            torch.cat([part.sums for part in self.found.values()]) if self.found else torch.empty(0)
-        )
+        if not self.found:
+            return torch.empty(0)
+        return torch.cat([part.sums for part in self.found.values()] + [*self.away.values()])
 
     def rows(self, values: list[float]) -> dict[str, dict[str, float | None]]:
         """Return the diagnostics by role, and forget them.
@@ -50,9 +76,13 @@ class RoleDiagnostics:
         size = len(SUMS)
         parts = [values[j * size : (j + 1) * size] for j in range(len(self.found))]
         rows = zip(self.found, self.found.values(), parts, strict=True)
-        out = {role: _plain(part.numbers(some)) for role, part, some in rows}
-        self.found = {}
-        return out
+        out = {role: part.numbers(some) for role, part, some in rows}
+        for role, square in zip(self.away, values[len(parts) * size :], strict=True):
+            out[role]["distance"] = math.sqrt(square)
+        if out:
+            out[TOTAL]["distance"] = math.hypot(*(out[role]["distance"] for role in self.away))
+        self.found, self.away = {}, {}
+        return {role: _plain(row) for role, row in out.items()}
 
 
 def _plain(row: dict[str, Any]) -> dict[str, float | None]:
