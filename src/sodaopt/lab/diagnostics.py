@@ -18,8 +18,8 @@ TOTAL = "total"
 class RoleDiagnostics:
     """Measure the armed steps of an optimizer. The sums stay on the device until a check.
 
-    The distance is to the initial weights, whether the optimizer pulls to them or not. So this needs
-    a copy of those initial weights that the optimizer does not keep.
+    The distance is to the initial weights, whether the optimizer pulls to them or not. So this
+    keeps a copy of those initial weights that the optimizer does not keep.
 
     model: still has its initial weights
     """
