@@ -157,7 +157,7 @@ OTHER: dict[str, Any] = {
 HOW: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "compile": False, "graphs": False, "micro_batch": 3,
     "diagnostics": False, "log": "tensorboard",
-    "threads": 2, "checkpoint_every": 9, "log_every": 8,
+    "threads": 2, "checkpoint_every": 9, "log_every": 8, "parallel": "hsdp", "shards": 2,
 }  # fmt: skip
 
 

@@ -93,12 +93,13 @@ class Reproduce:
     def _carry_out(self, board: Console) -> None:
         study, scale = STUDIES[self.name], self._scale()
         folder = self.out / f"{self.name}-{self.scale}"
+        seeds = parse_seeds(self.seeds) if self.seeds else ()
         first = self._job(study, scale)
         resolved, data = without_data(first)
         workers, execution = placed(self.execution, self.workers, 1000, first.preset)
         vocab = resolved.shape.vocab if self.dry_run else open_data(first.dataset, DATA).vocab
         work = Work(study, scale, self._settings(), folder, execution, workers, vocab, board,
-                    parse_seeds(self.seeds) if self.seeds else (), self.rows)  # fmt: skip
+                    seeds, self.rows)  # fmt: skip
         if self.dry_run:
             self._dry(work, outline(resolved, data, execution))
             return
