@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import records, variants
+from .on_ray import OnRay
 from .progress import clock
 from .schema import problem
 from .sweep import Executor, Local, Outcome, Trial, unfinished
@@ -72,8 +73,13 @@ class Board:
             self.bars.stop()
 
 
-def run_trials(trials: Sequence[Trial], workers: int, console: Console) -> list[Outcome]:
-    """Run the trials that are not done. Return the outcomes of those that are still not done."""
+def run_trials(
+    trials: Sequence[Trial], workers: int, console: Console, on: str = "here"
+) -> list[Outcome]:
+    """Run the trials that are not done. Return the outcomes of those that are still not done.
+
+    on: "here" runs them in processes of this machine, "ray" on a Ray cluster.
+    """
     todo = unfinished(trials)
     if len(todo) < len(trials):
         console.print(
@@ -81,6 +87,8 @@ def run_trials(trials: Sequence[Trial], workers: int, console: Console) -> list[
         )
     board = Board(console, todo, len(trials) - len(todo))
     execute: Executor = Local(min(workers, max(len(todo), 1)), board.poll)
+    if on == "ray":
+        execute = OnRay(board.poll)
     failed: list[Outcome] = []
     try:
         for outcome in execute(todo):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -41,6 +41,8 @@ class Many:
     output: Annotated[Output, Grouped] = field(default_factory=Output)
     workers: int | None = None
     """Number of processes. Default: one for each CPU core, or one for each GPU."""
+    on: Literal["here", "ray"] = "here"
+    """Where the runs are: on this machine, or on a Ray cluster (pip install 'sodaopt[ray]')."""
     out: Path | None = None
     """Folder for the runs and report.html. Default: runs/compare or runs/sweep."""
     title: str = ""
@@ -74,7 +76,7 @@ class Many:
         if note := repeats(resolve(jobs[0], data.vocab), data):
             board.print(note, highlight=False, markup=False)
         try:
-            failed = run_trials(todo, workers, board)
+            failed = run_trials(todo, workers, board, self.on)
         finally:
             report(todo, plan, out, board, self.output)
         if failed:

@@ -1,8 +1,7 @@
 """Run many jobs. Each job has a folder of its own, and finished jobs are not repeated.
 
 An executor is a function that takes trials and yields their outcomes in any order. `Local` runs
-them in processes on this machine. An executor for a cluster would send `Trial.text()` to a node,
-call `work(text)` there, and watch the folders.
+them in processes on this machine, and `OnRay` on a Ray cluster.
 """
 
 from __future__ import annotations

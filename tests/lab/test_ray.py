@@ -1,0 +1,61 @@
+"""A sweep on a Ray cluster of two nodes, one of which is lost."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sodaopt import cli
+from sodaopt.lab import records, sweep, train
+from sodaopt.lab.checkpoint import WEIGHTS
+from sodaopt.lab.execution import Execution
+from sodaopt.lab.on_ray import OnRay
+from tests.support.lab_jobs import embedded, flags, job, losses, working
+
+ray = pytest.importorskip("ray", reason="ray is not installed")
+assert embedded  # fixtures
+assert working
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("lab")]
+
+
+@pytest.fixture(name="nodes")
+def two_nodes() -> Iterator[list[Any]]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield [cluster, *nodes]
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_a_lost_nodes_rows_run_again(nodes: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows are those of this machine, and their records arrive while they run."""
+    cluster, lost, _ = nodes
+    jobs = [job("adamw", seed=seed, steps=60) for seed in range(2)]
+    execution = Execution(device="cpu", log_every=1, threads=1)
+    trials = [sweep.Trial(j, Path(f"on-ray/{n}"), execution) for n, j in enumerate(jobs)]
+    seen: list[int] = []
+
+    def poll() -> None:
+        both = [trial.run() for trial in trials]
+        if not seen and all(run and run.of("step") and not run.end for run in both):
+            seen.append(sum(len(run.of("step")) for run in both if run is not None))
+            cluster.remove_node(lost, allow_graceful=False)
+
+    outcomes = list(OnRay(poll)(trials))
+    assert seen, "no record arrived before the end"
+    assert [(o.error, o.run is not None and o.run.finished) for o in outcomes] == [("", True)] * 2
+    for n, j in enumerate(jobs):
+        train.train(j, Path(f"here/{n}"), execution)
+        assert losses(Path(f"here/{n}")) == pytest.approx(losses(Path(f"on-ray/{n}")), rel=1e-5)
+        assert (Path(f"on-ray/{n}") / WEIGHTS).exists()
+
+    command = ["sweep", "adamw", *flags(steps=2), "--over", "lr=0.001,0.002", "--on", "ray",
+               "--device", "cpu", "--out", "sweep", "--json"]  # fmt: skip
+    assert cli.main(command) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
+    assert len(records.find([Path("sweep")])) == 2
