@@ -39,9 +39,14 @@ LATER = {
         "backends/products.py",
         "backends/triton/spectral.py",
         "backends/triton/symmetric.py",
+        "core/fused.py: Polar _layout _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
-    "diagnostics": ("core/diagnostics.py", "wrappers/soda.py: SODAWrapper.pulls"),
+    "diagnostics": (
+        "core/diagnostics.py",
+        "core/optimizer.py: SODA.pulls",
+        "wrappers/soda.py: SODAWrapper.pulls",
+    ),
     "failed steps are undone, hooks of the base": (
         "wrappers/base.py: _ctrl_c_waits _undone_or_finished _run _hook_tables _run_hooks"
         " _without_hooks _run_hooks_after",
