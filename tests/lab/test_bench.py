@@ -76,6 +76,7 @@ def check_moves(build: peers.Build) -> None:
     [
         (["lino"], "did you mean 'lion'"),
         (["--against", "dino"], "did you mean 'dion'"),
+        (["graph muon"], "needs a GPU"),
     ],
 )
 def test_wrong_arguments(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,8 @@ class Fused:
     """One step of a bucket by kernels. A subclass writes `_rows`, `_launch` and `_run`.
 
     written: the tensors that the kernels write to.
-    tensors: p, m, v and z0 of each parameter, by kind. None if there is none.
+    pointers: functions that return the addresses of all p, then of all m, v and z0.
+    coefs: see `Geometry.kernel_coefs`.
     """
 
     def __init__(self, b: Bucket) -> None:

@@ -58,7 +58,8 @@ class Bench:
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="OPTIMIZER ...")
     ] = DEFAULT
     """Recipes such as muon, rows of the zoo such as lion and "soda(adam)", or "wrapped adamw". Rows
-    run on all parameters. With "bf16 " before the name the parameters have 16 bits."""
+    run on all parameters. With "bf16 " before the name the parameters have 16 bits. With "graph "
+    before a recipe its step is replayed as a CUDA graph."""
     model: tuple[str, ...] = ("124m",)
     """1m, 6m, 30m, 124m, 350m, 0.9b, 3b, presets of the lab, or names or folders of Hugging Face
     configurations. With several models the chart is the time of a step against the parameters."""
@@ -107,6 +108,8 @@ class Bench:
         return 0
 
     def _builds(self) -> dict[str, Build]:
+        if self.device != "cuda" and any("graph " in name for name in self.optimizers):
+            raise ValueError("a CUDA graph needs a GPU: --device cuda")
         builds: dict[str, Build] = {}
         for peer in self.against:
             if peer not in PEERS:
@@ -131,12 +134,33 @@ class Bench:
 
 def ours(name: str) -> Build:
     """Return the function that builds our optimizer with this name."""
+    if (recipe := name.removeprefix("graph ")) != name:
+        return lambda model: Graphed(model, recipe)
     if name == "wrapped adamw":
         return lambda model: SODAWrapper(adamw(model))
     if name in RECIPES:
         return lambda model: SODA(param_groups(model, name), 1e-4)
     method = named(name)
     return lambda model: SODA(model.parameters(), 1e-4, method)
+
+
+class Graphed:
+    """A recipe whose step is replayed as a CUDA graph, from the third step on."""
+
+    def __init__(self, model: nn.Module, recipe: str) -> None:
+        lr = torch.tensor(1e-4, device="cuda")
+        self.opt = SODA(param_groups(model, recipe), lr, capturable=True)
+        self.graph, self.state, self.steps = torch.cuda.CUDAGraph(), self.opt.state, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps < 3:
+            self.opt.step()
+            return
+        if self.steps == 3:
+            with torch.cuda.graph(self.graph):
+                self.opt.step()
+        self.graph.replay()
 
 
 def without_memory(name: str) -> nn.Module:
