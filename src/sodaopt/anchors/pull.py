@@ -104,7 +104,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        return z0.to(x.device, x.dtype, non_blocking=True)
+        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host must wait for a copy
     return x.new_full((), z0)
 
 
@@ -177,7 +177,7 @@ def _is_anything(x: Tensor, z0: Source) -> Hashable | None:
 def _by_slices(xs: list[Tensor], z0s: list[Any], lam: float) -> Iterator[None]:
     for x, z0 in zip(xs, z0s, strict=True):
         for part, its_z0 in _slices(x, z0):
-            part.lerp_(its_z0.to(x.device, x.dtype, non_blocking=True), lam)
+            part.lerp_(its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda), lam)
             yield
 
 
