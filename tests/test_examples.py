@@ -21,6 +21,7 @@ TABLE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "accelerate_loop": (["accelerate"], ()),
     "lightning_fit": (["lightning or pytorch_lightning"], ()),
     "fsdp2": ([], TWO_RANKS),
+    "torchtitan_container": (["torchtitan"], TWO_RANKS),
     "deepspeed_zero": (["deepspeed"], TWO_RANKS),
     "ray_train": (["ray", "pandas"], ()),
     "ray_tune": (["ray", "pandas"], ()),
