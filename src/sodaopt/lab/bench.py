@@ -22,9 +22,10 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from sodaopt import RECIPES, SODA, SODAWrapper, param_groups
+from sodaopt import SODA, SODAWrapper, param_groups
 from sodaopt._errors import unknown
 from sodaopt.core.method import named
+from sodaopt.layers.recipes import rules
 from sodaopt.layers.table import aligned
 
 from . import cluster
@@ -43,7 +44,7 @@ SHAPES = {
     "0.9b": Shape(width=2048, depth=16),
     "3b": Shape(width=2560, depth=36),
 }
-DEFAULT = ("adamw", "soda(adam)", "wrapped adamw", "muon", "scion", "soda_dagger")
+DEFAULT = ("adamw", "zoo.soda(adam)", "wrapped adamw", "muon", "scion", "soda_dagger")
 COLUMNS = {
     "ms": "ms", "floor": "floor_ms", "host": "host_ms", "state": "state", "peak": "peak",
     "first, s": "first_step_s",
@@ -57,9 +58,9 @@ class Bench:
     optimizers: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="OPTIMIZER ...")
     ] = DEFAULT
-    """Recipes such as muon, rows of the zoo such as lion and "soda(adam)", or "wrapped adamw". Rows
-    run on all parameters. With "bf16 " before the name the parameters have 16 bits. With "graph "
-    before a recipe its step is replayed as a CUDA graph."""
+    """Recipes such as muon and "soda(muon)", rows of the zoo on all parameters such as zoo.lion and
+    "zoo.soda(adam)", or "wrapped adamw". "bf16 " before the name gives the parameters 16 bits, and
+    "graph " before a recipe replays its step as a CUDA graph."""
     model: tuple[str, ...] = ("124m",)
     """1m, 6m, 30m, 124m, 350m, 0.9b, 3b, presets of the lab, or names or folders of Hugging Face
     configurations. With several models the chart is the time of a step against the parameters."""
@@ -134,14 +135,15 @@ class Bench:
 
 def ours(name: str) -> Build:
     """Return the function that builds our optimizer with this name."""
-    if (recipe := name.removeprefix("graph ")) != name:
-        return lambda model: Graphed(model, recipe)
+    if (graphed := name.removeprefix("graph ")) != name:
+        return lambda model: Graphed(model, graphed)
     if name == "wrapped adamw":
         return lambda model: SODAWrapper(adamw(model))
-    if name in RECIPES:
-        return lambda model: SODA(param_groups(model, name), 1e-4)
-    method = named(name)
-    return lambda model: SODA(model.parameters(), 1e-4, method)
+    if name.startswith("zoo."):
+        method = named(name.removeprefix("zoo."))
+        return lambda model: SODA(model.parameters(), 1e-4, method)
+    recipe = rules(name)
+    return lambda model: SODA(param_groups(model, recipe), 1e-4)
 
 
 class Graphed:
