@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.pages import DOCS, filled, markdown
 from sodaopt.lab.bench import without_memory
-from sodaopt.lab.cluster import Machine, Row, cluster, rows, table
+from sodaopt.lab.cluster import Machine, Row, cluster, has_polar_factors, rows, table
 
 CLUSTERS = {
     "gpt-1b": ("1x1", "8x1", "8x8"),
@@ -65,7 +65,7 @@ def muon_groups(model: nn.Module) -> list[list[nn.Parameter]]:
     from sodaopt import param_groups
 
     groups = param_groups(model, "muon")
-    return [[p for _, p in g["params"]] for g in groups if g["method"].geometry.kernel == "polar"]
+    return [[p for _, p in g["params"]] for g in groups if has_polar_factors(g["method"].geometry)]
 
 
 def compared() -> str:

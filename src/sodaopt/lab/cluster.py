@@ -25,6 +25,7 @@ from torch import nn
 
 from sodaopt import SODA, param_groups
 from sodaopt.geometry.maps import Ball, Geometry
+from sodaopt.geometry.norms import Spectral
 from sodaopt.geometry.polar import Newton
 from sodaopt.parallel.exchange import ROUND_ELEMENTS
 from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, plan
@@ -120,7 +121,7 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
             found.weights += own * FP32
             found.state += own * sum(t.itemsize for t in sums)
             found.passes += own * FP32 * (3 + 2 * len(sums))  # read g, read and write p and state
-        if geometry.kernel == "polar":
+        if has_polar_factors(geometry):
             made = _plan(grid, tuple(shapes), placement, geometry, loads)
             each = _flops_per_unit(geometry)
             work = [w + each * (b - a) for w, a, b in zip(work, loads, made.loads, strict=True)]
@@ -138,6 +139,11 @@ def _plan(
     frames = [geometry.norm.view(shape) for shape in shapes]
     params = tuple((s, placement, f) for s, f in zip(shapes, frames, strict=True))
     return plan(grid, params, loads, ROUND_ELEMENTS)
+
+
+def has_polar_factors(geometry: Any) -> bool:
+    """Whether the map computes polar factors, which are the matrices that ranks share."""
+    return isinstance(getattr(geometry, "norm", None), Spectral)
 
 
 def _flops_per_unit(geometry: Any) -> int:
