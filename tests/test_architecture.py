@@ -6,11 +6,17 @@ The tests parse the source, so they see imports inside functions too.
 from __future__ import annotations
 
 import ast
+import inspect
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+import sodaopt
 from tools import size
 
 ROOT = Path(__file__).parents[1] / "src" / "sodaopt"
@@ -149,6 +155,36 @@ def test_the_size_report_knows_its_files() -> None:
     for capability, by_file in size.later(size.sources()).items():
         assert all(by_file.values()), capability
     assert len(size.code_lines('def f():\n    """Text."""\n\n    # why\n    return 1\n')) == 2
+
+
+# The public attributes of an optimizer, beyond torch's and the arguments of its constructor.
+EVERY = {"diagnostics", "eval", "train", "watch"}
+ATTRIBUTES = {"SODA": EVERY | {"methods"}} | dict.fromkeys(
+    ["SODAWrapper", "ScheduleFree", "GPA", "Lookahead", "SNOO"], EVERY | {"of"}
+)
+
+
+def made(name: str, base: torch.optim.Optimizer) -> Any:
+    if name == "SODA":
+        return sodaopt.SODA(base.param_groups[0]["params"], 0.1, "adam")
+    return getattr(sodaopt, name)(base)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_public_attributes(name: str) -> None:
+    base = torch.optim.SGD([torch.ones(2, 2, requires_grad=True)], lr=0.1)
+    opt = made(name, base)
+    arguments = set(inspect.signature(type(opt).__init__).parameters)
+    found = {a for a in dir(opt) if not a.startswith("_")} - set(dir(base)) - arguments
+    assert found == ATTRIBUTES[name]
+
+
+def test_every_optimizer_has_its_attributes_listed() -> None:
+    public = {n: getattr(sodaopt, n) for n in sodaopt.__all__}
+    optimizers = {
+        n for n, v in public.items() if inspect.isclass(v) and issubclass(v, torch.optim.Optimizer)
+    }
+    assert optimizers == set(ATTRIBUTES)
 
 
 # -- the rules see what they forbid ---------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_settings_arrive(capsys: pytest.CaptureFixture[str]) -> None:
         model, "soda(muon)", decay=decay, start=7, anchor="bf16", show=True, bias=0.5
     )
     assert isinstance(opt, SODAWrapper)
-    assert (opt.coef, opt.start, opt.anchor) == (decay, 7, anchors.anchor("bf16"))
+    assert (opt.decay, opt.start, opt.anchor) == (decay, 7, anchors.anchor("bf16"))
     (pulled,) = [group["params"] for group in opt.param_groups if group["soda_only"]]
     assert pulled == hidden(model)
     assert LR["muon"] / 2 in [group["lr"] for group in opt.param_groups]

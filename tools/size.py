@@ -44,8 +44,8 @@ LATER = {
     ),
     "diagnostics": (
         "core/diagnostics.py",
-        "core/optimizer.py: SODA.pulls",
-        "wrappers/soda.py: SODAWrapper.pulls",
+        "core/optimizer.py: SODA._pulls",
+        "wrappers/soda.py: SODAWrapper._pulls",
     ),
     "failed steps are undone, hooks of the base": (
         "wrappers/base.py: _ctrl_c_waits _undone_or_finished _run _hook_tables _run_hooks"

@@ -116,7 +116,7 @@ def stopped(where: str, message: str) -> None:
     """A rank stops before or within a step: the others stop at the time-out of their group."""
     group = dist.new_group(timeout=timedelta(seconds=2))
     opt = optimizer("ddp")
-    opt.sharing.process_group = group
+    opt._sharing.process_group = group
     opt.step()
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:

@@ -77,7 +77,7 @@ def built(name: str, place: Callable[[Tensor], Tensor], group: Any = None) -> tu
     model = nn.ParameterList([nn.Parameter(place(t)) for t in draw(0, name)])
     opt = MAKE[name](list(model.parameters()))
     if group is not None and isinstance(opt, SODA):
-        opt.sharing.process_group = group
+        opt._sharing.process_group = group
     return model, opt
 
 

@@ -130,6 +130,6 @@ def missing(*needs: str) -> str:
 
 def keys(opt: Wrapper) -> set[str]:
     """The names of the wrapper's own tensors."""
-    n = len(opt.prefix) + 1
-    names = {k for s in opt.state.values() for k in s if k.startswith(f"{opt.prefix}_")}
+    n = len(opt._prefix) + 1
+    names = {k for s in opt.state.values() for k in s if k.startswith(f"{opt._prefix}_")}
     return {k[n:] for k in names}

@@ -117,7 +117,7 @@ class Run:
         found = copy.deepcopy(self.opt.state_dict())
         if not completed:
             for n, s in list(found["state"].items()):
-                if all(key.startswith(self.opt.prefix) for key in s):
+                if all(key.startswith(self.opt._prefix) for key in s):
                     del found["state"][n]
         return {"weights": [w.detach().clone() for w in self.weights], "state": found}
 

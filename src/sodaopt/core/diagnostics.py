@@ -113,7 +113,7 @@ class Watch:
     @torch.no_grad()
     def _begin(self, *_: Any) -> None:
         if self.on:
-            pulls = self.opt.pulls()
+            pulls = self.opt._pulls()
             self.before = {
                 p: (sharded.local(p).detach().clone(), pulls.get(p))
                 for group in self.opt.param_groups
@@ -150,11 +150,11 @@ def _square(t: Tensor) -> Tensor:
 
 
 class Watched(Optimizer):
-    """An optimizer with diagnostics. A subclass overrides `pulls`."""
+    """An optimizer with diagnostics. A subclass overrides `_pulls`."""
 
     _watch: Watch | None = None
 
-    def pulls(self) -> dict[Tensor, Pull]:
+    def _pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step by parameter. Others are not pulled."""
         return {}
 
@@ -187,34 +187,39 @@ class Watched(Optimizer):
         a dict by label, such as `{row.parameter: row.role for row in plan(model).rows}`
         """
         if by == "group":
-            parts = self.measured(lambda j, p: j)
+            parts = measured(self, lambda j, p: j)
             return [self._counters(self.param_groups[j]) | read(part) for j, part in parts.items()]
         names = _names(self.param_groups) if by == "parameter" else by
         assert not isinstance(names, str)
-        parts = self.measured(lambda j, p: names.get(p, "other"))
+        parts = measured(self, lambda j, p: names.get(p, "other"))
         return {str(name): read(part) for name, part in parts.items()}
 
-    @torch.no_grad()
-    def measured(self, label: Callable[[int, Tensor], Any]) -> dict[Any, Measured]:
-        """Return the sums by label, on the device, for `read`.
 
-        label: a function of the index of the group and the parameter
-        """
-        pulls, found = self.pulls(), dict[Any, list[Measured]]()
-        for j, group in enumerate(self.param_groups):
-            for p in group["params"]:
-                part = self._measured(p, pulls.get(p), float(group.get("lr", 0.0)))
-                found.setdefault(label(j, p), []).append(part)
-        return {name: joined(parts) for name, parts in found.items()}
+@torch.no_grad()
+def measured(opt: Watched, label: Callable[[int, Tensor], Any]) -> dict[Any, Measured]:
+    """Return the sums by label, on the device, for `read`.
 
-    def _measured(self, p: Tensor, pull: Pull | None, lr: float) -> Measured:
-        x = sharded.local(p).detach().float()
-        away = _square(x - value(pull.z0, x)) if pull else x.new_zeros(())
-        parts = [torch.stack([_square(x), away])]
-        if self._watch is not None and p in self._watch.sums:
-            parts.append(self._watch.sums[p])
-        sums = sharded.total(torch.cat(parts), p)
-        return Measured(sums, max(1, p.numel()), lr, pull.lam if pull else None)
+    label: a function of the index of the group and the parameter
+    """
+    stepped = opt._watch.sums if opt._watch is not None else {}
+    pulls, found = opt._pulls(), dict[Any, list[Measured]]()
+    for j, group in enumerate(opt.param_groups):
+        for p in group["params"]:
+            part = _part(p, pulls.get(p), float(group.get("lr", 0.0)), stepped.get(p))
+            found.setdefault(label(j, p), []).append(part)
+    return {name: joined(parts) for name, parts in found.items()}
+
+
+def _part(p: Tensor, pull: Pull | None, lr: float, stepped: Tensor | None) -> Measured:
+    """Return the sums of one parameter.
+
+    stepped: the sums of its last step, if that was measured
+    """
+    x = sharded.local(p).detach().float()
+    away = _square(x - value(pull.z0, x)) if pull else x.new_zeros(())
+    sums = torch.stack([_square(x), away])
+    sums = sharded.total(sums if stepped is None else torch.cat([sums, stepped]), p)
+    return Measured(sums, max(1, p.numel()), lr, pull.lam if pull else None)
 
 
 def _names(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:

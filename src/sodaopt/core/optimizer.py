@@ -76,8 +76,8 @@ class SODA(StatefulOptimizer):
     comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
     """
 
-    sharing = Sharing()  # for copies, which cannot hold a process group
-    has_agreed = False
+    _sharing = Sharing()  # for copies, which cannot hold a process group
+    _has_agreed = False
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SODA(StatefulOptimizer):
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:
-        self.sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
+        self._sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         self.capturable = capturable
@@ -193,7 +193,7 @@ class SODA(StatefulOptimizer):
     def _is_distributed(self) -> bool:
         """Whether ranks may share a parameter."""
         params = (p for group in self.param_groups for p in group["params"])
-        return self.sharing.process_group is not None or any(type(p) not in PLAIN for p in params)
+        return self._sharing.process_group is not None or any(type(p) not in PLAIN for p in params)
 
     def _buckets(self) -> list[Bucket]:
         """Group the parameters that have a gradient, so that a bucket shares all operations."""
@@ -209,7 +209,7 @@ class SODA(StatefulOptimizer):
                 if leader is not None and leader["step"] > k:
                     k = self._join(s, leader, method)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
-                ranks = None if method.geometry.elementwise else self.sharing.key(p)
+                ranks = None if method.geometry.elementwise else self._sharing.key(p)
                 kernel = method.kernel if ranks is None and runs_kernels(p) else None
                 if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
                     kernel = None
@@ -225,7 +225,7 @@ class SODA(StatefulOptimizer):
                 if key not in buckets:
                     buckets[key] = Bucket(
                         [], [], k, 0.0, [], group, method, is_sharded,
-                        None if ranks is None else self.sharing, kernel,
+                        None if ranks is None else self._sharing, kernel,
                     )  # fmt: skip
                 buckets[key].append(p, s, j, z0)
             index += len(group["params"])
@@ -279,7 +279,7 @@ class SODA(StatefulOptimizer):
             for s in b.state:
                 s[name].fill_(value)
 
-    def pulls(self) -> dict[Tensor, Pull]:
+    def _pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step, of methods that pull and step in one sum."""
         found = {}
         for group in self.param_groups:

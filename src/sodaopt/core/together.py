@@ -26,23 +26,23 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     shared = _shared(opt)
     is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     is_checked = bool(shared) and not is_captured
-    opt.sharing.begin(partial(_name, opt), is_checked)
+    opt._sharing.begin(partial(_name, opt), is_checked)
     if not is_checked:
         yield from make()
         return
     buckets, failure = _made(make)
     steps = {j: b.k for b in buckets for j in b.indices}
     lrs = [float(group["lr"]) for group in opt.param_groups]
-    first = not opt.has_agreed
+    first = not opt._has_agreed
     for ranks, indices in shared.items():
         describe = partial(_descriptions, opt, indices, steps)
         now = lrs, [steps.get(j, -1) for j in indices]
         agree(ranks, (now, describe()) if first else now, describe, failure, "prepare", first)
     if failure is not None:
         raise failure
-    opt.has_agreed = True
+    opt._has_agreed = True
     yield from buckets
-    failure = opt.sharing.failure
+    failure = opt._sharing.failure
     for ranks in shared:
         agree(ranks, None, list, failure, "compute", first)
     if failure is not None:
@@ -64,7 +64,7 @@ def _shared(opt: SODA) -> dict[Any, list[int]]:
     for group in opt.param_groups:
         if not opt.methods[group["method"]].geometry.elementwise:
             for j, p in enumerate(group["params"], index):
-                if (key := opt.sharing.key(p)) is not None:
+                if (key := opt._sharing.key(p)) is not None:
                     found.setdefault(partners(key), []).append(j)
         index += len(group["params"])
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodaopt.core.diagnostics import SUMS, Measured, Watch, Watched, joined
+from sodaopt.core.diagnostics import SUMS, Measured, Watch, Watched, joined, measured
 from sodaopt.layers.plan import plan
 from sodaopt.parallel import sharded
 
@@ -44,13 +44,13 @@ class RoleDiagnostics:
         """Keep the sums of the step, if it was measured."""
         if self.watch.on:
             self.away = self._distances()
-            self.found = self.opt.measured(lambda j, p: self.roles[p])
+            self.found = measured(self.opt, lambda j, p: self.roles[p])
             self.found[TOTAL] = joined(list(self.found.values()))
 
     @torch.no_grad()
     def _distances(self) -> dict[str, Tensor]:
         """Return the squared distances by role. Forget the weights that the optimizer keeps."""
-        pulls, squares = self.opt.pulls(), dict[str, list[Tensor]]()
+        pulls, squares = self.opt._pulls(), dict[str, list[Tensor]]()
         for p, role in self.roles.items():
             x, pull = sharded.local(p).detach().float(), pulls.get(p)
             if pull and isinstance(pull.z0, Tensor):

@@ -21,6 +21,7 @@ from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
+from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Operation, Wrapper
 
 Values: TypeAlias = list[tuple[Tensor, Tensor]]  # tensors, and the values to copy there
@@ -47,17 +48,24 @@ class _Averaged(_Average):
     """
 
     _output = "x"
-    lam_bar: float
-    weight_decay_at_y: float = 0.0
+
+    @property
+    def _lam_bar(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def _decay_at_y(self) -> float:
+        """The weight decay at y. The base's own acts at z."""
+        return 0.0
 
     def _before(self, step: GroupStep) -> None:
         group, points = step.group, step.points
         k = group[self._key("k")]
         past = self._memory(group, k)
-        lam = schedules.value(self.coef, k, group.get("lr", 1.0), past)
+        lam = schedules.value(self._coef, k, group.get("lr", 1.0), past)
         kept = self._kept(step)
         xs, zs = ([sharded.local(own[name]) for own in kept] for name in ("x", "z"))
-        y = partial(_lerp, xs, zs, self.lam_bar, points)
+        y = partial(_lerp, xs, zs, self._lam_bar, points)
         step.undo.append(y)
         step.finish += [
             partial(torch._foreach_copy_, zs, points),
@@ -67,7 +75,7 @@ class _Averaged(_Average):
             partial(self._write, step),
             self._count(step, **past),
         ]
-        at_y = group.get("lr", 0.0) * self.weight_decay_at_y
+        at_y = group.get("lr", 0.0) * self._decay_at_y
         for point, z in zip(points, zs, strict=True):
             torch.sub(z, point, alpha=at_y, out=point)  # z, unless there is a decay at y
 
@@ -88,7 +96,7 @@ class _Averaged(_Average):
         if p.dtype == x.dtype:
             super()._swap(p, kept, train)
         else:  # y is rounded from two fp32 tensors, so it gets the same bits again
-            shard.copy_(x.lerp(z, self.lam_bar) if train else x)
+            shard.copy_(x.lerp(z, self._lam_bar) if train else x)
 
 
 class ScheduleFree(_Averaged):
@@ -103,7 +111,7 @@ class ScheduleFree(_Averaged):
     >>> opt.train()  # and y again
     """
 
-    prefix = "sf"
+    _prefix = "sf"
 
     def __init__(
         self,
@@ -114,10 +122,21 @@ class ScheduleFree(_Averaged):
         weight_lr_power: float = 2.0,
         weight_decay_at_y: float = 0.0,
     ) -> None:
-        self.coef = schedules.lr_weighted(r, weight_lr_power)
-        self.lam_bar = 1 - number("beta", beta, 1)
+        self.beta, self.r, self.weight_lr_power = number("beta", beta, 1), r, weight_lr_power
         self.weight_decay_at_y = number("weight_decay_at_y", weight_decay_at_y)
         super().__init__(base)
+
+    @property
+    def _coef(self) -> Coef:
+        return schedules.lr_weighted(self.r, self.weight_lr_power)
+
+    @property
+    def _lam_bar(self) -> float:
+        return 1 - self.beta
+
+    @property
+    def _decay_at_y(self) -> float:
+        return self.weight_decay_at_y
 
 
 class GPA(_Averaged):
@@ -128,11 +147,19 @@ class GPA(_Averaged):
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     """
 
-    prefix = "gpa"
+    _prefix = "gpa"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
-        self.coef, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
+        self.lam, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
         super().__init__(base)
+
+    @property
+    def _coef(self) -> Coef:
+        return self.lam
+
+    @property
+    def _lam_bar(self) -> float:
+        return self.lam_bar
 
 
 class _Periodic(_Average):
@@ -169,7 +196,7 @@ class Lookahead(_Periodic):
     >>> opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1), every=5)
     """
 
-    prefix = "lookahead"
+    _prefix = "lookahead"
 
     def __init__(self, base: Optimizer, *, every: int = 5, alpha: float = 0.5) -> None:
         self.every, self.alpha = count("every", every, 1), number("alpha", alpha, 1)
@@ -188,7 +215,7 @@ class SNOO(_Periodic):
     >>> opt = SNOO(torch.optim.AdamW(model.parameters(), lr=1e-3), every=32)
     """
 
-    prefix = "snoo"
+    _prefix = "snoo"
 
     def __init__(
         self, base: Optimizer, *, every: int = 32, lr: float = 0.7, momentum: float = 0.9

@@ -71,22 +71,24 @@ class GroupStep:
 class Wrapper(Watched, LiveOptimizer):
     """A subclass writes `_before`."""
 
-    coef: Coef = 0.0
-    """The schedule of the pull or of the average. Its memory is in the groups."""
+    @property
+    def _coef(self) -> Coef:
+        """The schedule of the pull or of the average. Its memory is in the groups."""
+        return 0.0
 
     def _before(self, step: GroupStep) -> None:
         """Move the points to where the base must step from, and fill step.undo and step.finish."""
 
     def _group_keys(self) -> Group:
-        keys = {"k": 0, **schedules.start(self.coef)} | (
+        keys = {"k": 0, **schedules.start(self._coef)} | (
             {"train_mode": True} if self._output else {}
         )
         return {self._key(name): v for name, v in keys.items()}
 
     def _memory(self, group: Group, k: int) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        past = {n: group[f"{self.prefix}_{n}"] for n in schedules.start(self.coef)}
-        return schedules.advance(self.coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
+        past = {n: group[self._key(n)] for n in schedules.start(self._coef)}
+        return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -156,8 +158,8 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _count(self, step: GroupStep, **memory: Any) -> Operation:
         """The operation that counts the step, and keeps the memory of a schedule."""
-        keys = {"k": step.group[f"{self.prefix}_k"] + 1, **memory}
-        return partial(step.group.update, {f"{self.prefix}_{n}": v for n, v in keys.items()})
+        keys = {"k": step.group[self._key("k")] + 1, **memory}
+        return partial(step.group.update, {self._key(n): v for n, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 

@@ -15,7 +15,7 @@ class ClassForm(type):
 
 
 def _reduce(made: Any) -> Any:
-    return (class_form, made.form) if "form" in vars(made) else made.__qualname__
+    return (class_form, made._form) if "_form" in vars(made) else made.__qualname__
 
 
 copyreg.pickle(ClassForm, _reduce)
@@ -47,6 +47,6 @@ def class_form(cls: Any, base_class: type[Optimizer], options: tuple[tuple[str, 
         "__init__": __init__,
         "__doc__": f"{cls.__name__} around {base_class.__name__}.",
         "__module__": cls.__module__,
-        "form": (cls, base_class, options),
+        "_form": (cls, base_class, options),
     }
     return ClassForm(f"{cls.__name__}_{base_class.__name__}", (cls,), body)

@@ -36,14 +36,14 @@ def _of_base(name: str) -> Any:
 class LiveOptimizer(Optimizer):
     """The groups, state, checkpoints and pickles of a wrapper. `Wrapper` adds the step."""
 
-    prefix: ClassVar[str]
+    _prefix: ClassVar[str]
     base: Optimizer
     _constructor_keys: ClassVar[tuple[str, ...]] = ()
     """Group keys that the constructor decides, not a checkpoint."""
 
     def __init_subclass__(cls) -> None:
-        if "prefix" in vars(cls):
-            PREFIXES[cls.prefix] = cls.__name__
+        if "_prefix" in vars(cls):
+            PREFIXES[cls._prefix] = cls.__name__
 
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
@@ -72,7 +72,7 @@ class LiveOptimizer(Optimizer):
         """Raise if these groups, live or to be loaded, must not be wrapped."""
 
     def _key(self, name: str) -> str:
-        return f"{self.prefix}_{name}"
+        return f"{self._prefix}_{name}"
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
@@ -171,7 +171,7 @@ class LiveOptimizer(Optimizer):
         """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
         name, base = type(self).__name__, type(self.base).__name__
         for group in groups:
-            others = [w for w in PREFIXES if f"{w}_k" in group and w != self.prefix]
+            others = [w for w in PREFIXES if f"{w}_k" in group and w != self._prefix]
             if others and self._key("k") not in group:
                 raise ValueError(
                     f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "

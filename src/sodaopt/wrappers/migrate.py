@@ -117,7 +117,7 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())
     True
     """
-    prefix = getattr(optimizer, "prefix", "")
+    prefix = getattr(optimizer, "_prefix", "")
     key = f"{prefix}_train_mode" if prefix else "train_mode"
     training = all(g.get(key, True) for g in optimizer.param_groups)
     switch = [getattr(optimizer, mode, lambda: None) for mode in ("eval", "train")]

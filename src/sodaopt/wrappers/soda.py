@@ -47,7 +47,7 @@ class SODAWrapper(Wrapper):
     state in fp32, and they are rounded once.
     """
 
-    prefix = "soda"
+    _prefix = "soda"
     _constructor_keys = ("soda_only",)
 
     def __init__(
@@ -67,11 +67,11 @@ class SODAWrapper(Wrapper):
         if not (callable(decay) or isinstance(decay, int | float)):
             raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
         self.start, self.at_start = count("start", start, 0), at_start
-        self.coef, self.seed = decay, seed
+        self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
-        self.provisional: set[Tensor] = set()  # their z0 was captured in a dry step
+        self._provisional: set[Tensor] = set()  # their z0 was captured in a dry step
         check_base(base, "SODAWrapper")
         self.only = only if callable(only) else None
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
@@ -108,6 +108,10 @@ class SODAWrapper(Wrapper):
         """Whether the base's update may depend on the weights, apart from a weight decay."""
         return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
+    @property
+    def _coef(self) -> Coef:
+        return self.decay
+
     # -- the pull -----------------------------------------------------------------------------
 
     def _lam(self, group: Group) -> float:
@@ -115,7 +119,7 @@ class SODAWrapper(Wrapper):
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
         if group["soda_k"] < self.start:
             return 0.0
-        lam = float(schedules.value(self.coef, k, lr, self._memory(group, k)))
+        lam = float(schedules.value(self.decay, k, lr, self._memory(group, k)))
         if not 0 <= lam <= 1:
             raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
         return lam
@@ -154,7 +158,7 @@ class SODAWrapper(Wrapper):
         """
         group, state = step.group, self.base.state
         kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
-        new = [p for p, t in kept.items() if t is None or p in self.provisional]
+        new = [p for p, t in kept.items() if t is None or p in self._provisional]
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
         if reanchors:
             new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
@@ -170,7 +174,7 @@ class SODAWrapper(Wrapper):
 
     def _keep_z0(self, step: GroupStep, captured: dict[Tensor, Tensor], provisional: bool) -> None:
         self._keep(step, {p: {"z0": z0} for p, z0 in captured.items()})
-        change = self.provisional.update if provisional else self.provisional.difference_update
+        change = self._provisional.update if provisional else self._provisional.difference_update
         change(captured)
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
@@ -179,14 +183,17 @@ class SODAWrapper(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the base's state, and z0 as the anchor keeps it."""
         super().load_state_dict(state_dict)
-        self.provisional.clear()
+        self._provisional.clear()
 
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.saved(t, p) if name == "z0" else t
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_provisional": self._provisional}
+
     # -- diagnostics --------------------------------------------------------------------------
 
-    def pulls(self) -> dict[Tensor, Pull]:
+    def _pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step. A parameter is pulled once its z0 is captured."""
         found = {}
         for group in self.base.param_groups:
