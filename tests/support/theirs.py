@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+from sodaopt import Method
 from tests.support import recurrences as r
 
 Make = Callable[[list[Parameter], float], Any]
@@ -470,7 +471,7 @@ def _wrapped() -> Iterator[Theirs]:
         return {"method": zoo.muon(polar=ms.EXACT)}
 
     def clip(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
-        return {"method": zoo.Method(geo.Clip(geo.Euclidean()))}
+        return {"method": Method(geo.Clip(geo.Euclidean()))}
 
     yield plain("soda", adam, "Algorithm 1 (Adam)", r.soda(r.adam()), 0.01, schedule=warmdown)
     yield plain("soda", lion, "Algorithm 1 (Lion)", r.soda(r.lion()), 0.005, schedule=warmdown)
