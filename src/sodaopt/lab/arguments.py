@@ -74,7 +74,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
         known = ", ".join(sorted(kinds))
         raise ValueError(f"expected SETTING=VALUE,VALUE,... with one of {known}, got {text!r}")
     kind = kinds[name]
-    if ".." in values and "str" not in kind:  # the name of a folder may contain dots
+    if ".." in values and _is_number(kind):  # the name of a folder may contain dots
         return name, [_value(kind, str(power)) for power in _powers(values)]
     return name, [_value(kind, part.strip()) for part in values.split(",")]
 
@@ -88,8 +88,12 @@ def _powers(text: str) -> list[float]:
     return [2.0**e for e in range(found[0][1] - 1, found[1][1])]
 
 
+def _is_number(kind: str) -> bool:
+    return "float" in kind or "int" in kind
+
+
 def _value(kind: str, text: str) -> Any:
-    if "str" in kind:
+    if not _is_number(kind):
         return text
     if "tuple" in kind:
         return tuple(number(part) for part in text.split(":"))

@@ -17,7 +17,7 @@ from sodaopt._errors import unknown
 from sodaopt._names import Name
 
 from .model import Shape
-from .optimizers import BASES, Settings, check, decays, parse
+from .optimizers import BASES, Z0, Decay, Settings, check, decays, parse
 from .presets import Preset, preset
 
 TOKENS_PER_PARAMETER = 20
@@ -62,12 +62,13 @@ class Common:
     """Weight of a new gradient in the momentum."""
     alpha_bar: float | None = None
     """Weight of the gradient that is added to the momentum again (optimism)."""
-    z0: str = "init"
+    z0: Z0 = "init"
     """Point that anchored optimizers pull to: init (the initial weights) or zero."""
     fade: tuple[float, float] | None = None
     """Fractions of the run between which the pull fades out, such as 0.67 0.9."""
-    decay: str = "uniform"
-    """Strength of the pull: uniform is 1/(k+2), coupled is that times lr over the largest lr."""
+    decay: Decay = "uniform"
+    """Strength of the pull: uniform is 1/(k+2), coupled is that times the ratio of lr to the
+    largest lr, and squared is that times the square of the ratio."""
     eval_every: int | None = None
     """Steps between validations."""
     eval_tokens: int | None = None

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,10 @@ def decays(name: Name) -> bool:
     return BASES[name.base].decays and (not name.is_anchored or name.pull == "cautious_wd")
 
 
+Z0: TypeAlias = Literal["init", "zero"]
+Decay: TypeAlias = Literal["uniform", "coupled", "squared"]
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of an optimizer, besides its name."""
@@ -86,14 +90,14 @@ class Settings:
     steps: int = 1
     alpha: float | None = None
     alpha_bar: float | None = None
-    z0: str = "init"
+    z0: Z0 = "init"
     fade: tuple[float, float] | None = None
-    decay: str = "uniform"
+    decay: Decay = "uniform"
     recipe: Recipe | None = None
     """Rules of the layer plan instead of the base's."""
 
 
-DECAYS: dict[str, schedules.Coef] = {
+DECAYS: dict[Decay, schedules.Coef] = {
     "uniform": schedules.uniform,
     "coupled": schedules.coupled(schedules.uniform),
     "squared": schedules.coupled(schedules.coupled(schedules.uniform)),
@@ -110,8 +114,8 @@ def check(name: Name, s: Settings) -> None:
     if s.wd and not decays(name):
         why = "the pull replaces it" if name.is_anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
-    if s.z0 not in ("init", "zero"):
-        raise ValueError(unknown("z0", s.z0, ("init", "zero")))
+    if s.z0 not in get_args(Z0):
+        raise ValueError(unknown("z0", s.z0, get_args(Z0)))
     if s.z0 != "init" and name.pull and name.average:
         raise ValueError(f"z0 is {s.z0}: only soda_dagger and soda(...) have it, not {name}")
     if s.decay not in DECAYS:
