@@ -61,12 +61,14 @@ from a model 18 times the size of the proxy on other data: compare the signs, no
 ## Claims
 
 A claim holds if the 95 % interval of the difference is below zero, does not hold if it is above
-zero, and is undecided if it includes zero or comes from fewer than three seeds. The pull is on
-hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the coupled pull is
-that times the learning rate over its largest value so far. A tuned weight decay of AdamW is tuned
-with its learning rate. The intervals are not corrected for their number: one in twenty misses. The
-primary comparisons, which were named before the runs, are tested below with Holm's correction. n is
-the number of seeds that both variants have. A claim that is not measured has the minutes of one
+zero, and is undecided if it includes zero. A verdict needs three seeds: with fewer, a claim is
+undecided even if its interval excludes zero. n is the number of seeds that both variants have. The
+intervals are not corrected for their number: one in twenty misses. The primary comparisons, which
+were named before the runs, are tested below with Holm's correction.
+
+The pull is on hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the
+coupled pull is that times the learning rate over its largest value so far. The weight decay of
+AdamW is tuned together with its learning rate. A claim that is not measured has the minutes of one
 H200 that its study [still needs](#still-to-measure).
 """
 
@@ -77,8 +79,9 @@ The data are 538 MB of English Wikipedia, tokenised by
     sodaopt data prepare wiki_train_0{0,1,2}.txt.xz --val wiki_val.txt.xz --vocab 8192 \\
         --out runs/data/proxy
 
-from files in which an `<|endoftext|>` line separates the articles. The studies of nano are on
-[a page of their own](results-nano.md).
+from files in which an `<|endoftext|>` line separates the articles. They are not in the repository.
+`sodaopt data wikipedia` builds text from the same sources, but not the same bytes, so losses on it
+differ from those below. The studies of nano are on [a page of their own](results-nano.md).
 """
 
 NANO_HEAD = """# Results at nano
