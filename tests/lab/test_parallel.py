@@ -26,7 +26,7 @@ assert working
 pytestmark = [available, pytest.mark.slow, pytest.mark.usefixtures("lab")]
 A, B = Path("a"), Path("b")
 # Nine windows to validate on: the ranks have different numbers of them.
-JOB = {"batch": 8, "eval_tokens": 9 * 32, "steps": 6}
+JOB = {"batch": 8, "eval_tokens": 9 * 32, "steps": 20}
 
 
 def ranks(size: int, work: Callable[..., None], *args: Any) -> list[int | None]:
@@ -87,7 +87,7 @@ def test_the_number_of_ranks_does_not_matter(name: str, size: int, parallel: str
     assert ranks(size, run, name, B, parallel, None) == [0] * size
     close(A, B)
     assert len(lines(B, "run")) == len(lines(B, "end")) == 1
-    assert len(lines(B, "step")) == 6
+    assert len(lines(B, "step")) == JOB["steps"]
     assert lines(B, "run")[0]["environment"]["world"] == size
     one, several = (checkpoint.load(folder / checkpoint.WEIGHTS) for folder in (A, B))
     assert one.keys() == several.keys()

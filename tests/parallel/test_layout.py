@@ -114,6 +114,7 @@ def test_rounds_are_bounded() -> None:
         assert [len(n.mine) for n in one.rounds] == [2, 2]
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_predictions() -> None:
     page = (scaling.DOCS / "scaling.md").read_text(encoding="utf-8")
     for line in scaling.lines("moe-30b")[:6]:
