@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[1] / "src" / "sodaopt"
 FILES = {str(f.relative_to(ROOT)): f for f in sorted(ROOT.rglob("*.py"))}
 
 LONGEST = 350
+FOLDERS = ("src", "tests", "examples", "tools", "benchmarks")
 
 # Private names of torch that the package may use, by file, each with the reason.
 PRIVATE = {
@@ -155,6 +157,16 @@ def test_the_size_report_knows_its_files() -> None:
     for capability, by_file in size.later(size.sources()).items():
         assert all(by_file.values()), capability
     assert len(size.code_lines('def f():\n    """Text."""\n\n    # why\n    return 1\n')) == 2
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    root = ROOT.parents[1]
+    files = [f"/{f.relative_to(root)}" for d in FOLDERS for f in (root / d).rglob("*.py")]
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/**/*.md")]
+    for page in pages:
+        named = re.findall(r"[\w/]+\.py\b", page.read_text(encoding="utf-8"))
+        unknown = {name for name in named if not any(f.endswith(f"/{name}") for f in files)}
+        assert not unknown, page
 
 
 # The public attributes of an optimizer, beyond torch's and the arguments of its constructor.

@@ -83,7 +83,7 @@ def cluster(text: str) -> Cluster:
 
 @dataclass
 class Counts:
-    """What one rank holds, receives and computes in a step, in bytes and FLOP.
+    """The memory, traffic and products of one rank in a step, in bytes and FLOP.
 
     flops, busiest: the products of this rank, and of the rank that has most.
     temporary: results, and the rounds under way.
@@ -182,7 +182,10 @@ class Row:
 
     @property
     def hides(self) -> str:
-        """What the communication hides behind, if it hides."""
+        """The work that takes longer than the communication, which can then overlap with it.
+
+        "no": neither products nor the backward pass do. "none": there is no communication.
+        """
         if not self.communication:
             return "none"
         if self.communication <= self.products:

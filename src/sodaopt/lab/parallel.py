@@ -161,7 +161,7 @@ class LostRank(ConnectionError):
 
 @contextmanager
 def explained(ranks: World) -> Iterator[None]:
-    """Say what to do if the connection to another rank breaks."""
+    """Raise an error with advice if the connection to another rank breaks."""
     try:
         yield
     except RuntimeError as e:

@@ -1,9 +1,9 @@
 """Collective decisions: ranks that would wait for each other for ever raise the same error.
 
-Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a number
-that is computed from the settings of the groups, the order and the shapes of their parameters, and
-the step of each parameter that has a gradient. That is an all-reduce of 16 bytes over gloo for each
-dimension of the mesh. It is on the host, and does not wait for the device. If the numbers differ,
+Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a hash.
+It is a hash of the settings of the groups, the order and the shapes of their parameters, and the
+step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo for
+each dimension of the mesh. It does not wait for the device. If the hashes differ,
 or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank raises the
 first difference. After the step they compare once more, in case a computation failed on one rank.
 

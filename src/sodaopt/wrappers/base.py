@@ -232,9 +232,7 @@ def _undone_or_finished(steps: list[GroupStep]) -> Iterator[list[bool]]:
         yield begun
     finally:
         operations = deque(o for s in steps for o in (s.finish if begun else s.undo))
-        for (
-            s
-        ) in steps:  # operations refer to their step: its fp32 copies would wait for Python's gc
+        for s in steps:  # operations refer to their step, so its fp32 copies would wait for gc
             s.finish, s.undo = [], []
         _run(operations)
 

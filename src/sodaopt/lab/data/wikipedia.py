@@ -79,8 +79,8 @@ def write_texts(
 ) -> tuple[list[Path], Path]:
     """Download and clean the articles. Return a file of text for each source, and val.txt.
 
-    A hash of its title decides whether an article is used, and for what, so the result is the same
-    each time.
+    A hash of its title decides whether an article is left out, trained on or validated on, so the
+    result is the same each time.
 
     host: where to download from, in place of GitHub
     """
