@@ -121,7 +121,7 @@ class Seeds(Elsewhere):
         """Compare the first elements once.
 
         Otherwise a parameter that was changed after seeding would be pulled to the wrong place
-        without a sign of it.
+        without any error.
         """
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
         if first and not (

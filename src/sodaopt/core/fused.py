@@ -175,7 +175,7 @@ def _bits(integer: str, real: str, number: float) -> int:
 class Elementwise(Fused):
     """Maps that act on each entry: one launch for each dtype of the gradients and kind of z0.
 
-    Parameters whose size is not a multiple of 16 have their own, because its loads are narrow.
+    Parameters whose size is not a multiple of 16 have a launch of their own, with narrow loads.
     """
 
     def _rows(self, b: Bucket, j: int) -> tuple[Any, list[tuple[int, ...]]]:
@@ -228,7 +228,8 @@ class Polar(Fused):
 def _layout(view: View, shape: Shape, is_free: bool) -> tuple[int, int, int, int, list[int]]:
     """The short and the long side of the matrices of a parameter, and where they are in memory.
 
-    is_free: no product follows, so that any other shape in memory will do. Tiles are 64 wide.
+    is_free: no product follows, so the elements may be read as a matrix of another shape, with
+    rows of at most 64. Tiles are 64 wide.
     """
     starts, rows, columns, pitch = view(shape).stored(shape)
     if is_free and pitch == columns:

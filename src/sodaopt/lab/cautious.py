@@ -1,8 +1,7 @@
 """A pull that acts only on the elements that the base optimizer moves in the same direction.
 
 This is an experiment of the studies `candidates-...`, after Cautious Weight Decay (arXiv
-2510.12402).
-With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
+2510.12402). With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sodaopt.wrappers.soda import SODAWrapper
 
 
 class CautiousWrapper(SODAWrapper):
-    """x <- x + u + lam (z0 - x) where (z0 - x) u > 0, with the base optimizer's update u."""
+    """x <- x + u + lam (z0 - x) if (z0 - x) u > 0, with the base optimizer's update u."""
 
     def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
         before = [x.clone() for x in xs]

@@ -9,7 +9,7 @@ and were not measured on a cluster:
     communication  the bytes that a rank receives, over NVLink within a node, else over the network
     step           passes + the larger one of products and communication, which overlap
 
-The step runs after the backward pass, whose time stands beside it.
+The step runs after the backward pass, and the table compares it with that pass.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Cluster(NamedTuple):
         return self.gpus * self.nodes
 
     def grid(self, kind: str, needed: float) -> tuple[int, int]:
-        """R replicas of S shards. Under hsdp, S is one node or the least doubling that has room.
+        """R replicas of S shards. Under hsdp, S is one node, doubled until a replica fits.
 
-        needed: GPUs whose memory one replica needs
+        needed: the number of GPUs whose memory one replica fills
         """
         S = {"ddp": 1, "fsdp": self.size}.get(kind, self.gpus)
         while kind == "hsdp" and needed > S and self.size >= 2 * S:

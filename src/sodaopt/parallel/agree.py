@@ -2,10 +2,10 @@
 
 Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a hash.
 It is a hash of the settings of the groups, the order and the shapes of their parameters, and the
-step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo for
-each dimension of the mesh. It does not wait for the device. If the hashes differ,
-or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank raises the
-first difference. After the step they compare once more, in case a computation failed on one rank.
+step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo
+for each dimension of the mesh. It does not wait for the device. If the hashes differ, or if a rank
+failed to prepare its step, the ranks exchange descriptions, and every rank raises the first
+difference. After the step they compare once more, in case a computation failed on one rank.
 
 On more than `MANY` ranks, only the first step is checked, because the latency of gloo's ring grows
 with the number of ranks. Ranks that disagree later stop at the time-out of their process group.

@@ -161,7 +161,7 @@ def _signed(value: int) -> int:
 def uploaded(host: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device. The host does not wait, because the copy starts in pinned memory.
 
-    A captured graph copies it again at each replay, so that both copies live on.
+    A captured graph copies it again at each replay, so both tensors are kept alive.
     """
     if device.type != "cuda":  # Triton's interpreter
         return host
