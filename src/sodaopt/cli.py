@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError as e:
         try:
-            sys.stdout.flush()
+            print(flush=True)  # a flush alone does not fail again if stdout has no buffer
         except BrokenPipeError:  # after `| head`: Python would fail again when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1

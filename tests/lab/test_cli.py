@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -219,3 +220,23 @@ def test_nano_uses_one_thread(monkeypatch):
         assert placed(execution.Execution("cpu"), 2, 9, name) == (
             2, execution.Execution("cpu", threads=threads)
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_closed_pipe_is_silent(buffered):
+    """As in `sodaopt env | head`, with Python's buffers and without."""
+    code = "import sys; sys.stdin.read(); from sodaopt import cli; sys.exit(cli.main(['--help']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": buffered},
+    )  # fmt: skip
+    process.stdout.close()
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 1
+
+
+def test_track_3_asks_for_folders(capsys):
+    assert exit_code(["track3"]) == 2
+    assert "name the folders of runs" in capsys.readouterr().err

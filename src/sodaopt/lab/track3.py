@@ -107,6 +107,8 @@ class Track3:
     def run(self) -> int:
         from rich.table import Table
 
+        if not self.runs:
+            raise ValueError("name the folders of runs, such as sodaopt track3 runs/train")
         found = find(self.runs)
         if not found:
             raise FileNotFoundError(f"no runs in {', '.join(map(str, self.runs))}")
