@@ -179,15 +179,22 @@ class SODA(StatefulOptimizer):
         """Prepare the buckets of the last step for this one. Return False if they have changed."""
         if inputs != self._inputs() or not all(map(self._has_one_count, buckets)):
             return False
+        if not all(map(_has_its_numbers, buckets)):
+            return False
         for b in buckets:
             self._prepare(b)
         return True
 
     def _has_one_count(self, b: Bucket) -> bool:
-        """Whether all parameters of a bucket have taken the same steps, and at least one."""
+        """Whether all parameters of a bucket have taken the same steps, and at least one.
+
+        If the method counts by group, they are the steps of the group.
+        """
         if self.capturable:  # the host does not know. Only loading state changes it.
             return True
         counts = {s["step"].item() for s in b.state}
+        if b.method.counts_by_group and (leader := self._leader(b.group)):
+            counts.add(leader["step"].item())
         return len(counts) == 1 and 0 not in counts
 
     def _is_distributed(self) -> bool:
@@ -294,6 +301,12 @@ class SODA(StatefulOptimizer):
                     z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
                     found[p] = Pull(lam, z0)
         return found
+
+
+def _has_its_numbers(b: Bucket) -> bool:
+    """Whether each z0 that is one number is still the number that the state holds."""
+    pairs = zip(b.z0, b.state, strict=False)  # no z0 unless the method's centre is "init"
+    return all(float(s["z0"]) == z0 for z0, s in pairs if isinstance(z0, float))
 
 
 def _label(group: dict[str, Any], p: Tensor) -> str:

@@ -1,0 +1,81 @@
+"""A step that repeats the buckets of the last one equals a step that sorts all parameters anew."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sodaopt import SODA
+
+Act = Callable[[SODA, Parameter, dict[str, Any], float], Any]
+
+
+def load(opt: SODA, more: float) -> None:
+    saved = copy.deepcopy(opt.state_dict())
+    for s in saved["state"].values():
+        s["step"] += more
+    opt.load_state_dict(saved)
+
+
+def replace_state(opt: SODA, p: Parameter) -> None:
+    opt.state[p] = {name: t.clone() for name, t in opt.state[p].items()}
+
+
+def change(opt: SODA, p: Parameter, name: str, value: float) -> None:
+    if name in opt.state.get(p, {}):
+        opt.state[p][name].fill_(value)
+
+
+ACTS: dict[str, Act] = {
+    "nothing": lambda opt, p, group, u: None,
+    "no gradient": lambda opt, p, group, u: setattr(p, "grad", None),
+    "new memory": lambda opt, p, group, u: setattr(p, "data", p.data.clone() + u),
+    "transposed": lambda opt, p, group, u: setattr(
+        p, "data", p.data.mT.contiguous().mT if p.dim() > 1 else p.data
+    ),
+    "freeze or thaw": lambda opt, p, group, u: p.requires_grad_(not p.requires_grad),
+    "lr": lambda opt, p, group, u: group.update(lr=u / 10),
+    "maximize": lambda opt, p, group, u: group.update(maximize=not group["maximize"]),
+    "seed": lambda opt, p, group, u: group.update(seed=int(9 * u)),
+    "foreach": lambda opt, p, group, u: group.update(foreach=u < 0.5),
+    "load": lambda opt, p, group, u: load(opt, round(u)),
+    "step": lambda opt, p, group, u: change(opt, p, "step", int(4 * u)),
+    "z0": lambda opt, p, group, u: change(opt, p, "z0", u),
+    "state": lambda opt, p, group, u: replace_state(opt, p),
+    "new group": lambda opt, p, group, u: opt.add_param_group({"params": [torch.full((2,), u)]}),
+}
+
+
+def walk(method: str, seed: int, keeps: bool) -> list[Tensor]:
+    """The weights after each step. An act that is chosen at random comes before each step."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    initial = torch.ones(3, 4), torch.randn(4, 2), torch.ones(5)
+    weights = [Parameter(t.bfloat16()) for t in initial]
+    opt = SODA([{"params": weights[:2]}, {"params": weights[2:]}], 0.01, method, anchor="auto")
+    seen = []
+    for _ in range(12):
+        for group in opt.param_groups:
+            for p in group["params"]:
+                p.grad = torch.randn_like(p)
+        group = rng.choice(opt.param_groups)
+        ACTS[rng.choice([*ACTS])](opt, rng.choice(weights), group, rng.random())
+        opt._kept = opt._kept if keeps else None
+        opt.step()
+        seen += [p.detach().clone() for group in opt.param_groups for p in group["params"]]
+    return seen
+
+
+@pytest.mark.parametrize("method", ["soda(lion)", "schedule_free"])
+def test_kept_buckets(method: str) -> None:
+    for seed in range(40):
+        kept, anew = (walk(method, seed, keeps) for keeps in (True, False))
+        for a, b in zip(kept, anew, strict=True):
+            assert torch.equal(a, b)
