@@ -116,13 +116,26 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda: sodaopt.optimizer(nn.Sequential(nn.Linear(2, 2)), "soda_tied(muon)"),
         "no parameter to pull",
     ),
+    "a method": (lambda: sodaopt.optimizer(MODEL, zoo.muon()), "must be text such as"),  # type: ignore[arg-type]
+    "a method as recipe": (lambda: param_groups(MODEL, zoo.muon()), "a recipe is a name"),  # type: ignore[arg-type]
+    "no model": (
+        lambda: sodaopt.optimizer(MODEL.parameters(), "muon"),  # type: ignore[arg-type]
+        "got a generator: pass the nn.Module",
+    ),
+    "negative start": (lambda: sodaopt.optimizer(MODEL, "gpa(soda(muon))", start=-1), "at least 0"),
+    "start as text": (lambda: sodaopt.optimizer(MODEL, "soda_dagger", start="3"), "an integer"),  # type: ignore[arg-type]
+    "lr as text": (lambda: sodaopt.optimizer(MODEL, "muon", "1", show=True), "lr must be a number"),  # type: ignore[arg-type]
+    "override without pull": (
+        lambda: sodaopt.optimizer(MODEL, "gpa(soda(muon))", mid=zoo.adam()),
+        r"mid.weight is to be pulled .* override it with zoo.soda\(adam\)",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_names_and_settings(case: str) -> None:
     build, match = WRONG[case]
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         build()
 
 

@@ -55,6 +55,9 @@ def parse(
 
     kind: the kind of thing that the name should be, for the error.
     """
+    if not isinstance(text, str):
+        example = next(iter(bases))
+        raise TypeError(f"the name of the {kind} must be text such as {example!r}, got {text!r}")
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
     *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
     average = outer.pop(0) if outer and outer[0] in averages else None

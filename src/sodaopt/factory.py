@@ -9,9 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sodaopt._errors import count
 from sodaopt._names import ANCHORED, Name, every_name, parse
 from sodaopt.anchors import Anchor, AnchorName
 from sodaopt.core.optimizer import SODA
+from sodaopt.core.validation import check_lr
 from sodaopt.layers import recipes
 from sodaopt.layers.plan import plan
 from sodaopt.layers.recipes import PULLED, RECIPES, Recipe, Rule
@@ -80,7 +82,8 @@ def optimizer(
 
     name: one of `names()`. A pull is a `SODAWrapper`, and an average its own wrapper. Inside an
     average the pull is part of the methods, as in `param_groups(model, "soda(muon)")`.
-    lr: None is the paper's for the base, found for its GPTs.
+    lr: None is the paper's for the base, found for its GPTs. A group with an lr factor has a tensor
+    of its own: to change a tensor in place, change every group["lr"].
     decay: strength of the pull. None is the paper's 1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
     anchor: where z0 lives, see `sodaopt.anchors`.
@@ -90,13 +93,15 @@ def optimizer(
     overrides: patterns for parameters, as in `plan`.
     """
     parsed = parse_name(name)
+    count("start", start, 0)
     check_pull(parsed, decay=decay, start=start or None, anchor=anchor)
     rules = base_rules(parsed, weight_decay)
     roles = PULLED.get(parsed.pull or "", ())
     lr = LR[parsed.base] if lr is None else lr
+    check_lr(lr, str(parsed))
     if show:
         shown = recipes.soda(rules, roles)
-        print(f"{parsed} with lr {lr:g} for {plan(model, shown, **overrides)}")
+        print(f"{parsed} with lr {float(lr):g} for {plan(model, shown, **overrides)}")
     return assemble(
         model,
         parsed,
@@ -155,6 +160,12 @@ def assemble(
     pulled = [row.parameter for row in planned.rows if row.role in roles]
     if roles and not pulled:
         raise ValueError(f"{name} has no parameter to pull: no role of the model is in {roles}")
+    for row in planned.rows if name.average else ():
+        if row.role in roles and row.method is not None and row.method.centre != "init":
+            raise ValueError(
+                f"{row.name} is to be pulled in {name}, and {row.method.name} does not pull: "
+                f"override it with zoo.soda({row.method.name})"
+            )
     anchors: dict[str, Any] = {} if anchor is None else {"anchor": anchor}
     wraps = roles and not name.average
     opt = SODA(planned.groups(), lr, process_group=process_group, **({} if wraps else anchors))

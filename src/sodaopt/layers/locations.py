@@ -70,6 +70,8 @@ Locations: TypeAlias = dict[nn.Parameter, list[Location]]
 
 def locate(model: nn.Module) -> Locations:
     """Map each parameter, in order of registration, to every layer that uses it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, got a {type(model).__name__}: pass the nn.Module")
     found: Locations = {}
     for path, p in model.named_parameters(remove_duplicate=False):
         keys = path.split(".")

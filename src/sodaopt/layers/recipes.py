@@ -105,6 +105,8 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
         if name.pull:
             return soda(name.base, PULLED[name.pull])
         recipe = RECIPES[name.base]
+    if not isinstance(recipe, Mapping):
+        raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
     for role in recipe:
         if role not in (*ROLES, "rest"):
             raise ValueError(unknown("role", role, [*ROLES, "rest"]))
