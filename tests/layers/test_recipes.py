@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sodaopt import RECIPES, SODA, param_groups, plan, views, zoo
+from sodaopt import RECIPES, SODA, factory, param_groups, plan, views, zoo
 from sodaopt.core.method import Method
 from sodaopt.geometry import (
     BiasRMS,
@@ -24,16 +24,7 @@ from tests.layers.support import CONV1D, each_model, model
 from tests.support.models import MODELS
 
 STEPS = 8
-# The paper's learning rates if it has them.
-LR = {
-    "soda_dagger": 2**-12,
-    "scion": 2**-12,
-    "uscion": 2**-12,
-    "muon": 2**-11,
-    "adam": 2**-9,
-    "adamw": 2**-9,
-    "lion": 2**-10,
-}
+LR = factory.LR | {"lion": 2**-10}
 # soda_dagger is anchored already. Without their decay, scion and adamw are uscion and adam.
 ANCHORED = [f"soda({name})" for name in RECIPES if name not in ("soda_dagger", *UNDECAYED)]
 # Every model with two recipes whose rules differ most, and every recipe on the two models that

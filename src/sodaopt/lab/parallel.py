@@ -71,8 +71,10 @@ def join_world(device: torch.device) -> World:
 
 
 def _own(store: Any) -> Any:
-    """After a restart, torchrun's store has the addresses of the processes before it. On several
-    nodes only TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, since nodes count restarts differently.
+    """Return the part of torchrun's store that belongs to this restart.
+
+    The rest has the addresses of processes that are gone. On several nodes only
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, because nodes count restarts differently.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -55,7 +55,8 @@ class Preset:
 
 
 def _paper(width: int, **more: Any) -> Preset:
-    return Preset(width, 12, 128, 1024, 512, data="fineweb100B", vocab=50304, **more)
+    shape: Any = {"depth": 12, "head_dim": 128, "context": 1024, "batch": 512}
+    return Preset(width, **shape, data="fineweb100B", vocab=50304, **more)
 
 
 NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
@@ -100,21 +101,39 @@ TRACK3_MUON: Recipe = {
 
 PRESETS = {
     "nano": Preset(
-        64,
-        4,
-        32,
-        128,
-        8,
-        0.03,
+        width=64,
+        depth=4,
+        head_dim=32,
+        context=128,
+        batch=8,
+        horizon=0.03,
+        vocab=1024,
         eval_every=20,
         eval_tokens=2**13,
-        vocab=1024,
         lr=NANO_LR,
         threads=1,
     ),
-    "small": Preset(256, 6, 64, 256, 16, 0.02, eval_every=50, eval_tokens=2**15, vocab=1024),
+    "small": Preset(
+        width=256,
+        depth=6,
+        head_dim=64,
+        context=256,
+        batch=16,
+        horizon=0.02,
+        vocab=1024,
+        eval_every=50,
+        eval_tokens=2**15,
+    ),
     "proxy": Preset(
-        256, 6, 128, 512, 128, data="proxy", eval_every=260, eval_tokens=14 * 2**16, vocab=8192
+        width=256,
+        depth=6,
+        head_dim=128,
+        context=512,
+        batch=128,
+        data="proxy",
+        vocab=8192,
+        eval_every=260,
+        eval_tokens=14 * 2**16,
     ),
     "gpt-64m": _paper(512),
     "gpt-124m": _paper(768, published=(5100, 1450)),
@@ -124,11 +143,11 @@ PRESETS = {
     "gpt-700m": _paper(2048),
     "gpt-1b": _paper(2560),
     "track3": Preset(
-        768,
-        12,
-        128,
-        1024,
-        TRACK3_BATCH,
+        width=768,
+        depth=12,
+        head_dim=128,
+        context=1024,
+        batch=TRACK3_BATCH,
         data="fineweb10B",
         vocab=50304,
         lr={"muon": TRACK3_LR},

@@ -44,37 +44,43 @@ LENGTHS = ("0.5x", "1x", "2x", "4x")
 
 SCALES = {
     "paper": Scale(
-        "gpt-124m",
-        tuple(
+        preset="gpt-124m",
+        sizes=tuple(
             # A given depth replaces the paper's steps for 124M, which are 21.6 tokens a parameter:
             # all sizes have 20.
             (size, {"preset": f"gpt-{size}", "depth": 12})
             for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
         ),
-        ("1x", "4x"),
-        LENGTHS,
-        DECAYS,
-        "124M parameters on FineWeb (64M to 1B for the scaling figures), the paper's settings",
+        horizons=("1x", "4x"),
+        lengths=LENGTHS,
+        decays=DECAYS,
+        about="124M parameters on FineWeb (64M to 1B in scaling figures), the paper's settings",
         tuned=False,
     ),
     "proxy": Scale(
-        "proxy",
-        tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
-        ("1x",),
-        LENGTHS,
-        DECAYS,
-        "6.8M parameters, half a minute a run on one H200, with tuned learning rates for baselines",
-        {"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
+        preset="proxy",
+        sizes=tuple((f"width {w}", {"width": w}) for w in (128, 256, 384, 512)),
+        horizons=("1x",),
+        lengths=LENGTHS,
+        decays=DECAYS,
+        about="6.8M parameters, half a minute a run on one H200, with tuned baselines",
+        lr={"adamw": 2**-9, "muon": 2**-10, "scion": 2**-11, "uscion": 2**-11},
     ),
     "nano": Scale(
-        "nano",
-        tuple((f"width {w}", {"width": w}) for w in (32, 64, 96, 128)),
-        ("0.03x",),
-        ("0.015x", "0.03x", "0.06x", "0.12x"),
+        preset="nano",
+        sizes=tuple((f"width {w}", {"width": w}) for w in (32, 64, 96, 128)),
+        horizons=("0.03x",),
+        lengths=("0.015x", "0.03x", "0.06x", "0.12x"),
         # A run has 14 times fewer steps than one of the proxy, so weight decay acts 14 times less.
-        {"muon": (1.0, 2.0, 4.0, 8.0), "adamw": (4.0, 2.0, 1.0, 0.5, 0.0)},
-        "262k parameters on the embedded text, ten seconds a run on one CPU core",
-        {"adamw": 2**-8, "muon": 2**-9, "scion": 2**-11, "uscion": 2**-11, "soda_dagger": 2**-11},
+        decays={"muon": (1.0, 2.0, 4.0, 8.0), "adamw": (4.0, 2.0, 1.0, 0.5, 0.0)},
+        about="262k parameters on the embedded text, ten seconds a run on one CPU core",
+        lr={
+            "adamw": 2**-8,
+            "muon": 2**-9,
+            "scion": 2**-11,
+            "uscion": 2**-11,
+            "soda_dagger": 2**-11,
+        },
         seeds=8,
         tuning_seeds=(100, 101, 102, 103),
     ),
