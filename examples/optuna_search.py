@@ -1,4 +1,4 @@
-"""A search with Optuna: the learning rate is the only setting left, because no weight decay is."""
+"""A search with Optuna over the optimizer and its learning rate. No weight decay to tune."""
 
 import optuna
 import torch

@@ -16,7 +16,7 @@ model.print_trainable_parameters()
 
 adapters = [p for p in model.parameters() if p.requires_grad]
 adamw = torch.optim.AdamW(adapters, lr=1e-2, weight_decay=0)
-opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())  # frozen weights are out
+opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())  # no frozen weights
 
 tokens = torch.arange(32).repeat(8, 1)
 losses = []

@@ -68,8 +68,9 @@ were named before the runs, are tested below with Holm's correction.
 
 The pull is on hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the
 coupled pull is that times the learning rate over its largest value so far. The weight decay of
-AdamW is tuned together with its learning rate. A claim that is not measured has the minutes of one
-H200 that its study [still needs](#still-to-measure).
+AdamW is tuned together with its learning rate. Weight decays are tuned at the standard length, the
+short run, and used at four times the length too. A claim that is not measured has the minutes of
+one H200 that its study [still needs](#still-to-measure).
 """
 
 DATA = """## Studies of the proxy

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sodaopt.parallel.sharded import is_sharded, place
+
 from .files import sync_folder
 
 REST = "rest.pt"
@@ -100,7 +102,7 @@ def fill(path: Path, state: dict[str, Any], model: nn.Module, optimizer: Optimiz
         if inside[name] is None:
             inside[name] = shards[key] = p
         elif isinstance(inside[name], Tensor) and inside[name].shape == p.shape:
-            inside[name] = _placed(inside[name], p)
+            inside[name] = place(inside[name], p)
     if shards:
         _load(path, shards)
         for key, inside, name, _ in entries(state, model, optimizer):
@@ -115,19 +117,10 @@ def _load(path: Path, shards: dict[str, Tensor]) -> None:
     kinds: Any = FileSystemReader(path).read_metadata().state_dict_metadata
     for key, p in shards.items():
         shards[key] = torch.empty_like(p.detach(), dtype=kinds[key].properties.dtype)
-    alone = not any(hasattr(p, "device_mesh") for p in shards.values())
+    alone = not any(map(is_sharded, shards.values()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading without the other ranks is meant
         load(shards, checkpoint_id=path, no_dist=alone)
-
-
-def _placed(t: Tensor, p: Any) -> Tensor:
-    if not hasattr(p, "device_mesh"):
-        return t
-    from torch.distributed.tensor import distribute_tensor
-
-    t = t.to(p.device_mesh.device_type)
-    return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None)
 
 
 def _reasons(e: Any) -> str:

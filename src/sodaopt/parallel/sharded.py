@@ -1,8 +1,8 @@
 """DTensors: this rank's shard of a tensor, and the place of the shard in the whole tensor.
 
 The template works on each rank's shard, which is exact for elementwise maps. `exchange.py` is for
-maps that need whole matrices or whole rows. A Newton-Schulz iteration on a shard alone would be
-wrong without any sign of it.
+maps that need whole matrices or whole rows. A Newton-Schulz iteration on a shard alone would give
+a wrong result and no error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def refill(t: Any, part: Tensor) -> None:
 
 
 def place(t: Tensor, p: Any) -> Tensor:
-    """A whole tensor that every rank has, placed like p. It is t itself if p is plain."""
+    """Return a whole tensor that every rank has, placed like p. If p is plain, it is t itself."""
     if not is_sharded(p) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor
