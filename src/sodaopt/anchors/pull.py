@@ -121,7 +121,8 @@ def _together(xs: list[Tensor], z0s: list[Tensor], lam: float) -> Iterator[None]
     yield
 
 
-def _is_zero(x: Tensor, z0: Source) -> Hashable | None:
+def _number(x: Tensor, z0: Source) -> Hashable | None:
+    """Zeros need one pass, so they have a key of their own."""
     return z0 == 0 if isinstance(z0, float) else None
 
 
@@ -200,7 +201,7 @@ def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
 
 PULLS = (  # the first that handles a pair pulls it
     Implementation("foreach", _is_alike, _together),
-    Implementation("number", _is_zero, _to_numbers),
+    Implementation("number", _number, _to_numbers),
     Implementation("triton", _kernel, _by_kernel),
     Implementation("triton seeded", _seed_kernel, _by_seed_kernel),
     Implementation("slices", _is_anything, _by_slices),
