@@ -127,6 +127,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].split()[:2] == ["method", "parallel"]
     kinds = len(cluster.KINDS) * len(cluster.METHODS)
     assert len(lines) == 1 + kinds
+    assert cli.main(["bench", "lion", "--model", "nano", "--cluster", "1x1"]) == 0
+    methods = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert methods == ["method", "adamw", "lion"]
     assert cli.main(["bench", "--model", "nano", "--cluster", "8"]) == 2
     assert "8x128" in capsys.readouterr().err
     assert "llama-7b" in CONFIGS

@@ -69,8 +69,9 @@ class Bench:
     gram-newton-schulz, and dion, whose source DION_PATH names."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     cluster: str | None = None
-    """GPUs of a node x nodes, such as 8x128: predict the step there instead of measuring it. The
-    model may also be llama-7b, llama-70b, llama-405b, moe-30b or moe-1t."""
+    """GPUs of a node x nodes, such as 8x128: predict the step there instead of measuring it.
+    OPTIMIZER is then a recipe, and adamw comes first. The model may also be llama-7b, llama-70b,
+    llama-405b, moe-30b or moe-1t."""
     rounds: int = 30
     """Measured steps of each optimizer, after 8 others."""
     out: Path = Path("runs/bench")
@@ -103,8 +104,10 @@ class Bench:
         return 0
 
     def _predicted(self, text: str) -> int:
+        wanted = cluster.METHODS if self.optimizers == DEFAULT else self.optimizers
+        methods = tuple(dict.fromkeys(("adamw", *wanted)))
         for model in self.model:
-            found = cluster.rows(without_memory(model), cluster.cluster(text))
+            found = cluster.rows(without_memory(model), cluster.cluster(text), methods)
             print("\n".join(aligned(cluster.table(found))))
         return 0
 
