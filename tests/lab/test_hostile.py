@@ -1,10 +1,11 @@
 """Lost, foreign and damaged files. Each gives a sentence that names the file, and no traceback."""
 
+import errno
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,19 @@ def killed_while_writing(path: Path) -> None:
         os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         write_atomically(path, [b"half"])
     os.waitpid(child, 0)
+
+
+def full_disk() -> Iterator[bytes]:
+    yield b"half"
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "page"
+    folder.mkdir()
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):
+        write_atomically(folder / "report.html", full_disk())
+    assert not list(folder.iterdir())
 
 
 def test_temporary_files_of_killed_processes(tmp_path: Path) -> None:

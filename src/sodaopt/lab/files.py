@@ -33,8 +33,10 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         os.chmod(name, 0o666 & ~_umask())  # mkstemp allows the owner only
         os.replace(name, path)
         sync_folder(path.parent)
-    except BaseException:
+    except BaseException as e:
         Path(name).unlink(missing_ok=True)
+        if isinstance(e, OSError) and e.filename is None:  # a full disk, say
+            e.filename = str(path)
         raise
 
 
