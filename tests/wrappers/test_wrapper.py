@@ -1219,3 +1219,14 @@ def test_a_memory_waits_for_its_start() -> None:
 def test_an_averaging_row_is_refused() -> None:
     with pytest.raises(TypeError, match="averages its iterates itself"):
         Lookahead(SODA(network(), 0.1, zoo.schedule_free()))
+
+
+@pytest.mark.parametrize("wrap", [SODAWrapper, GPA])
+def test_a_wrapper_is_not_captured(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph would replay the pull of one step, because k is on the host."""
+    opt = wrap(adamw(weights := network()))
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    backward(weights)
+    with pytest.raises(RuntimeError, match=r"CUDA graph of .*capturable=True"):
+        opt.step()

@@ -102,6 +102,12 @@ class Wrapper(Watched, LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if self._output and not all(g[self._key("train_mode")] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
+        is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if is_ready and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"a CUDA graph of {type(self).__name__} would repeat the k of this step: capture "
+                "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
+            )
         with _ctrl_c_waits():
             self._step()
         return loss
