@@ -460,10 +460,12 @@ def test_no_step_waits_for_the_device(name: str) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_capture_needs_capturable() -> None:
-    opt = SODA(weights := on_gpu(network(torch.float32)), 0.01, zoo.adamw())
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_capture_needs_capturable_and_a_tensor(capturable: bool) -> None:
+    weights = on_gpu(network(torch.float32))
+    opt = SODA(weights, 0.01, zoo.adamw(), capturable=capturable)
     feed(opt, weights, range(1))
-    with pytest.raises(RuntimeError, match="capturable"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+    with pytest.raises(RuntimeError, match="a tensor"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         opt.step()
 
 

@@ -84,8 +84,11 @@ class Fused:
         from sodaopt.backends.triton.tables import is_capturing, uploaded
 
         capturing = is_capturing(self.device)
-        if capturing and not isinstance(b.k, Tensor):
-            raise RuntimeError("a graph that captures step() needs SODA(..., capturable=True)")
+        if capturing and not (isinstance(b.k, Tensor) and isinstance(b.lr, Tensor)):
+            raise RuntimeError(
+                "a graph that captures step() needs SODA(..., capturable=True) and an lr that is a "
+                "tensor on the device: a graph would keep a number for all its steps"
+            )
         gradients: list[Any] = b.gradients() if b.is_sharded else [p.grad for p in b.params]
         addresses = [f() for f in self.pointers] + [g.data_ptr() for g in gradients]
         with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
