@@ -321,6 +321,7 @@ def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(x._base, around)
 
 
+@pytest.mark.slow
 def test_import_under_another_default_device() -> None:
     code = (
         "import torch; torch.set_default_device('meta'); import sodaopt\n"

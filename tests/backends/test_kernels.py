@@ -40,6 +40,7 @@ def test_a_kernel_that_does_not_compile_gives_way() -> None:
     backends._compiles.cache_clear()
 
 
+@pytest.mark.slow
 def test_no_kernel_is_imported_on_a_cpu() -> None:
     """Triton takes a second to import, and a CPU step does not use it."""
     code = (

@@ -174,6 +174,7 @@ def test_one_run(tmp_path):
     assert "Differences" not in said
 
 
+@pytest.mark.slow
 def test_forty_runs(tmp_path):
     for j in range(40):
         fake(tmp_path, "muon", lr=2.0 ** -(5 + j % 20), wd=(0.0, 0.1)[j // 20], steps=480, every=4,

@@ -147,6 +147,7 @@ def test_a_reparametrised_weight_keeps_its_role(norm: type) -> None:
 
 
 @pytest.mark.parametrize("section", layers_doc.SECTIONS)
+@pytest.mark.slow
 def test_the_page_is_up_to_date(section: str) -> None:
     package = layers_doc.SECTIONS[section][0]
     written, here = layers_doc.written_with(section), architectures.installed(package)

@@ -295,6 +295,7 @@ def test_an_override_declares_a_functional_tied_head() -> None:
 # -- wrappers and shards --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_wrappers_do_not_change_the_plan(one_rank: None) -> None:
     net = models.GPT()
     expected = plan(net).table(full=True)

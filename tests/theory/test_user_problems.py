@@ -110,6 +110,7 @@ def test_a_nan_never_holds():
     assert not checks.Check("x", math.nan, 1.0).holds
 
 
+@pytest.mark.slow
 def test_the_theory_imports_torch_alone():
     lab = ("matplotlib", "rich", "tyro", "sklearn", "scipy")
     code = f"""

@@ -35,7 +35,7 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         sync_folder(path.parent)
     except BaseException as e:
         Path(name).unlink(missing_ok=True)
-        if isinstance(e, OSError) and e.filename is None:  # a full disk, say
+        if isinstance(e, OSError) and e.errno and not e.filename:  # a full disk, say
             e.filename = str(path)
         raise
 
