@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -917,6 +918,42 @@ def test_reproduce_tuned(capsys: pytest.CaptureFixture[str]) -> None:
     assert [cell["lr"] for cell in numbers["cells"]] == [best(finite)] * 2
     assert [cell["steps"] for cell in numbers["cells"]] == [2, 2]
     assert [cell["row"] for cell in numbers["cells"]] == ["0.000142x"] * 2
+
+
+@lab
+def test_a_study_goes_on_from_known_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings are not searched again, and runs of both commands are in the numbers."""
+    tiny = ["width=32", "depth=1", "head_dim=16", "context=32", "batch=2", "eval_tokens=64"]
+    arguments = ["reproduce", "muon", "--scale", "nano", "--device", "cpu", "--workers", "2",
+                 "--rows", "0.0004x", "--out", "out", "--quiet", "--settings", *tiny]  # fmt: skip
+    short = replace(SCALES["nano"], horizons=("0.0004x",), tuning_seeds=(100,))
+    monkeypatch.setitem(SCALES, "nano", short)
+    assert cli.main([*arguments, "--seeds", "0"]) == 0
+    first = tmp_path / "first.json"
+    shutil.move(OUT / "muon-nano" / "results.json", first)
+    shutil.rmtree(OUT)
+    columns = ["Muon, best wd", "SODA(Muon) hidden"]
+    more = ["--seeds", "1", "--known", str(first), "--columns", *columns]
+    assert cli.main([*arguments, *more, "--dry-run", "--json"]) == 0
+    planned = capsys.readouterr().out.splitlines()
+    assert cli.main([*arguments, *more]) == 0
+    assert len(planned) == len(list(OUT.glob(f"muon-nano/*/{records.FILE}"))) == 2
+    old, new = results.read(first), results.read(OUT / "muon-nano" / "results.json")
+    for name in ("learning_rates", "choices", "planned", "pairs"):
+        assert new[name] == old[name]
+    assert [it["command"] for it in new["earlier"]] == [old["command"]]
+    for before, after in zip(old["cells"], new["cells"], strict=True):
+        both = after["column"] in columns
+        assert after["seeds"] == ([0, 1] if both else [0])
+        assert after["losses"][0] == before["losses"][0]
+        assert after["mean"] == pytest.approx(sum(after["losses"]) / len(after["losses"]))
+        assert after["settings"] == before["settings"]
+    assert f"`{old['command']}`, then `{new['command']}`" in results.markdown(new)
+    old["data"]["fingerprint"] = "other"
+    with pytest.raises(ValueError, match="data with fingerprint other"):
+        results.completed(new, [old])
 
 
 @lab

@@ -52,6 +52,12 @@ class Reproduce:
     rows: tuple[str, ...] = ()
     """Labels of the rows to run, such as 4x or "width 128", instead of all rows. The numbers of
     other rows that are done stay in results.json."""
+    columns: tuple[str, ...] = ()
+    """Columns to run, such as "Muon, best wd", instead of all columns."""
+    known: tuple[Path, ...] = ()
+    """Files with the numbers of earlier commands, such as results/muon-proxy.json. Learning rates
+    that were tuned there and settings that were chosen there are used as they are. Numbers of the
+    same study are kept beside the new ones."""
     tune: bool | None = None
     """Tune the learning rates of the baselines on a grid of powers of two first, on seeds that
     the study does not use."""
@@ -97,19 +103,19 @@ class Reproduce:
         first = self._job(study, scale)
         resolved, data = without_data(first)
         workers, execution = placed(self.execution, self.workers, 1000, first.preset)
+        known = [self._read(path) for path in self.known]
         vocab = resolved.shape.vocab if self.dry_run else open_data(first.dataset, DATA).vocab
         work = Work(study, scale, self._settings(), folder, execution, workers, vocab, board,
-                    seeds, self.rows)  # fmt: skip
+                    seeds, self.rows, self.columns, *results.searched(known))  # fmt: skip
         if self.dry_run:
             self._dry(work, outline(resolved, data, execution))
             return
-        tuned = work.tune()
-        lr = dict(scale.lr) | {base: results.best(losses) for base, losses in tuned.items()}
-        chosen, work = work.choose(lr)
+        lr, tuned, chosen, work = self._search(work)
         try:
             runs = work.run(work.jobs(lr))
         finally:  # a command that was stopped leaves the numbers of its finished runs
-            found = self._known() | work.numbers(lr, tuned) | {"choices": chosen}
+            here = self._identity() | work.numbers(lr, tuned) | {"choices": chosen}
+            found = results.completed(here, known)
             results.write(folder / "results.json", found)
         plan = Plan(study.title, tuple(r.folder.name for r in runs), work.primary(lr),
                     self._command())  # fmt: skip
@@ -122,13 +128,30 @@ class Reproduce:
             print(results.markdown(found))
         board.print(f"numbers: {folder / 'results.json'}", highlight=False, markup=False)
 
-    def _known(self) -> dict[str, Any]:
+    def _read(self, path: Path) -> results.Numbers:
+        numbers = results.read(path)
+        if numbers["scale"] != self.scale:
+            raise ValueError(
+                f"{path} has numbers of the scale {numbers['scale']}, not {self.scale}"
+            )
+        return numbers
+
+    def _identity(self) -> dict[str, Any]:
         return {"study": self.name, "scale": self.scale, "command": self._command()}
 
+    def _search(self, work: Work) -> tuple[dict[str, float], Any, Any, Work]:
+        """Return learning rates, losses of both searches, and the work with its settings."""
+        tuned = work.tune()
+        lr = dict(work.scale.lr) | {base: results.best(losses) for base, losses in tuned.items()}
+        return lr, tuned, *work.choose(lr)
+
     def _dry(self, work: Work, first: str) -> None:
-        """Describe the runs, or print them as JSON. Tuned learning rates are not known yet."""
+        """Describe the runs, or print them as JSON."""
         lr = dict(work.scale.lr)
-        jobs = [*work.first_grids(), *work.candidates(lr), *work.jobs(lr)]
+        searches = [*work.first_grids(), *work.candidates(lr)]
+        if not searches:
+            lr, _, _, work = self._search(work)
+        jobs = [*searches, *work.jobs(lr)]
         todo = make_trials(jobs, work.folder, self.execution, work.vocab)
         if self.output.json:
             print("\n".join(trial.text() for trial in todo))
@@ -137,7 +160,7 @@ class Reproduce:
         print(*(train_command(trial.job, trial.folder) for trial in todo), sep="\n")
         known = [resolve(trial.job, work.vocab) for trial in todo]
         print(f"{len(todo)} runs. {time_of(known, self.execution)}")
-        if work.first_grids() or work.candidates(lr):
+        if searches:
             print("the settings that are tuned or chosen first have their first value here")
         print(gpu_cost(known, self.gpu, self.mfu, self.price))
         print(f"all of them: {self._command()}")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from . import stats
@@ -23,6 +24,77 @@ def write(path: Path, numbers: Numbers) -> None:
 
 def read(path: Path) -> Numbers:
     return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def summary(losses: Sequence[float | None]) -> Numbers:
+    """Return the losses of a cell with their mean and spread. A diverged run has None."""
+    known = [loss for loss in losses if loss is not None]
+    return {
+        "losses": list(losses),
+        "mean": fmean(known) if known else None,
+        "spread": stdev(known) if len(known) > 1 else None,
+        "diverged": len(losses) - len(known),
+    }
+
+
+def searched(known: Sequence[Numbers]) -> tuple[dict[str, dict[float, float]], tuple[Numbers, ...]]:
+    """Return the tuned learning rates of all studies with their losses, and the choices."""
+    rates = {
+        base: {float(lr): math.inf if loss is None else loss for lr, loss in losses.items()}
+        for numbers in known
+        for base, losses in numbers["learning_rates"].items()
+    }
+    return rates, tuple(choice for numbers in known for choice in numbers.get("choices", ()))
+
+
+def completed(new: Numbers, known: Sequence[Numbers]) -> Numbers:
+    """Return the numbers of a command together with the known ones of the same study."""
+    for old in known:
+        if old["study"] == new["study"]:
+            new = _merged(old, new)
+    return new
+
+
+def _merged(old: Numbers, new: Numbers) -> Numbers:
+    """Add the runs of a later command to the numbers of a study.
+
+    If both have a run of the same seed, the later one is taken.
+    """
+    for name, value in old["data"].items():
+        if new["data"][name] != value:
+            raise ValueError(
+                f"the earlier runs of {old['study']} have data with {name} {value}, and these have "
+                f"{new['data'][name]}: they cannot be compared"
+            )
+    cells = {(cell["row"], cell["column"]): cell for cell in old["cells"]}
+    for cell in new["cells"]:
+        at = cell["row"], cell["column"]
+        cells[at] = _joined(cells[at], cell) if at in cells else cell
+    before = {name: old.get(name) for name in ("command", "git", "environment")}
+    return new | {
+        "cells": list(cells.values()),
+        "earlier": [*old.get("earlier", []), before],
+        "notes": old.get("notes", []),
+    }
+
+
+def _joined(old: Numbers, new: Numbers) -> Numbers:
+    """Return one cell with the runs of both."""
+    for name in ("lr", "steps", "settings"):
+        if old.get(name, new[name]) != new[name]:
+            raise ValueError(
+                f"{new['column']}, {new['row']}: the earlier runs have {name} {old[name]}, and "
+                f"these have {new[name]}"
+            )
+    each = ("losses", "seconds", "tokens_per_second")
+    runs = {
+        seed: values
+        for cell in (old, new)
+        for seed, *values in zip(cell["seeds"], *(cell[name] for name in each), strict=True)
+    }
+    losses, seconds, speeds = zip(*(runs[seed] for seed in sorted(runs)), strict=True)
+    times = {"seconds": list(seconds), "tokens_per_second": list(speeds)}
+    return new | {"seeds": sorted(runs), **summary(losses), **times}
 
 
 def page(studies: Sequence[Numbers], head: str) -> str:
@@ -50,8 +122,9 @@ def _about(numbers: Numbers) -> str:
     epochs = max(c["epochs"] or 0 for c in cells)
     steps = sorted({c["steps"] for c in cells})
     sizes = sorted({c.get("parameters", numbers["parameters"]) for c in cells})
+    commands = [f"`{it['command']}`" for it in [*numbers.get("earlier", []), numbers]]
     return (
-        f"`{numbers['command']}`: {', '.join(map(short, sizes))} parameters, "
+        f"{', then '.join(commands)}: {', '.join(map(short, sizes))} parameters, "
         f"{', '.join(map(str, steps))} steps, data "
         f"{data['name']} ({data['train_tokens'] / 1e6:.0f}M tokens, vocabulary {data['vocab']}; "
         f"{epochs:.2f} epochs seen), {machine}, torch {e['torch']}. {_measured(numbers)} "

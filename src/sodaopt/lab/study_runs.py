@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -53,6 +53,12 @@ class Work:
     """Seeds to run, instead of the planned ones."""
     only: tuple[str, ...] = ()
     """Labels of the rows to run, instead of all rows."""
+    columns: tuple[str, ...] = ()
+    """Columns to run, instead of all columns."""
+    known_rates: dict[str, dict[float, float]] = field(default_factory=dict)
+    """Losses of baselines by learning rate that earlier commands measured."""
+    known_choices: tuple[dict[str, Any], ...] = ()
+    """Losses of choices that earlier commands measured. Their columns are not chosen again."""
 
     def run(self, jobs: Iterable[Job]) -> list[Run]:
         """Run the jobs and return their runs. Raise Unfinished unless all are done."""
@@ -66,16 +72,16 @@ class Work:
 
     def jobs(self, lr: dict[str, float]) -> list[Job]:
         """Return all jobs, ordered by seed, so that a study that stops early has complete rows."""
-        rows, cells = self._selected(), self.study.cells
+        rows, cells = self._selected(), self._cells()
         seeds = sorted({seed for row in rows for seed in self._seeds(row)})
         found = [(s, row) for s in seeds for row in rows if s in self._seeds(row)]
         return [self._job(cell, row, s, lr) for s, row in found for cell in cells]
 
     def primary(self, lr: dict[str, float]) -> tuple[tuple[str, str], ...]:
         """Return the primary comparisons of the first row as folder names of runs."""
-        at = {cell.column: cell for cell in self.study.cells}
-        row, pairs = self._selected()[0], self.study.pairs[: self.study.primary]
-        seed = self._seeds(row)[0]
+        at = {cell.column: cell for cell in self._cells()}
+        row, named = self._selected()[0], self.study.pairs[: self.study.primary]
+        seed, pairs = self._seeds(row)[0], [pair for pair in named if at.keys() >= set(pair)]
         jobs = [[self._job(at[column], row, seed, lr) for column in pair] for pair in pairs]
         return tuple((one, other) for one, other in
                      ([self._trial(job).folder.name for job in pair] for pair in jobs))  # fmt: skip
@@ -92,6 +98,14 @@ class Work:
             if label not in rows:
                 raise ValueError(unknown("row", label, rows))
         return [row for label, row in rows.items() if not self.only or label in self.only]
+
+    def _cells(self) -> list[Cell]:
+        """Return the cells of the columns to run."""
+        at = {cell.column: cell for cell in self.study.cells}
+        for column in self.columns:
+            if column not in at:
+                raise ValueError(unknown("column", column, at))
+        return [cell for column, cell in at.items() if not self.columns or column in self.columns]
 
     def _seeds(self, row: TableRow) -> tuple[int, ...]:
         """Return the seeds of a row to run."""
@@ -120,7 +134,7 @@ class Work:
 
         The learning rates are powers of two. The grid grows until the best one is not at its edge.
         """
-        tried: dict[str, dict[float, float]] = {base: {} for base in self._untuned()}
+        tried = {base: dict(self.known_rates.get(base, {})) for base in self._untuned()}
         while todo := {b: grid for b in tried if (grid := self._grid(b, tried[b]))}:
             jobs = {(b, lr): self._baseline(b, lr) for b, grid in todo.items() for lr in grid}
             self.run(job for same in jobs.values() for job in same)
@@ -137,7 +151,8 @@ class Work:
 
     def first_grids(self) -> list[Job]:
         """Return the jobs with which `tune` begins. Its grids may grow."""
-        points = [(base, lr) for base in self._untuned() for lr in self._grid(base, {})]
+        grids = {b: self._grid(b, self.known_rates.get(b, {})) for b in self._untuned()}
+        points = [(base, lr) for base, grid in grids.items() for lr in grid]
         return [job for base, lr in points for job in self._baseline(base, lr)]
 
     def _baseline(self, base: str, lr: float) -> list[Job]:
@@ -162,9 +177,14 @@ class Work:
 
     def candidates(self, lr: dict[str, float]) -> list[Job]:
         """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
-        cells = [cell.chosen(c) for cell in self.study.cells for c in cell.choices(self.scale)]
+        cells = [cell.chosen(c) for cell in self._open() for c in cell.choices(self.scale)]
         seeds, row = self.scale.tuning_seeds, self._reference
         return list({self._job(c, row, s, lr): None for s in seeds for c in cells})
+
+    def _open(self) -> list[Cell]:
+        """Return the cells whose settings no earlier command has chosen."""
+        known = {t["column"] for t in self.known_choices}
+        return [cell for cell in self.study.cells if cell.column not in known]
 
     def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
         """Return the losses of every choice, and this work with the best choice of each cell.
@@ -174,7 +194,9 @@ class Work:
         if jobs := self.candidates(lr):
             self.run(jobs)
         study, scale = self.study, self.scale
-        tried = [self._tried(cell, c, lr) for cell in study.cells for c in cell.choices(scale)]
+        columns = {cell.column for cell in study.cells}
+        tried = [t for t in self.known_choices if t["column"] in columns]
+        tried += [self._tried(cell, c, lr) for cell in self._open() for c in cell.choices(scale)]
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
         cells = tuple(c.chosen(best.get(c.column) or c.following(best)) for c in study.cells)
@@ -226,8 +248,6 @@ class Work:
         jobs = {seed: self._job(cell, row, seed, lr) for seed in seeds}
         begun = {seed: self._trial(job).run() for seed, job in jobs.items()}
         runs = {seed: run for seed, run in begun.items() if run is not None and run.done}
-        losses = [run.val_loss for run in runs.values()]
-        finite = [loss for loss in losses if loss is not None]
         ends = [run.end or {} for run in runs.values()]
         first = next(iter(runs.values()), None)
         return {
@@ -240,10 +260,7 @@ class Work:
             "steps": first and first.job["steps"],
             "epochs": ends[0].get("epochs") if ends else None,
             "seeds": list(runs),
-            "losses": losses,
-            "mean": fmean(finite) if finite else None,
-            "spread": stdev(finite) if len(finite) > 1 else None,
-            "diverged": sum(loss is None for loss in losses),
+            **results.summary([run.val_loss for run in runs.values()]),
             "seconds": [end.get("seconds") for end in ends],
             "tokens_per_second": [end.get("tokens_per_second") for end in ends],
             "curve": [[v["step"], v["loss"]] for v in first.of("val")] if first else [],
