@@ -39,7 +39,7 @@ LATER = {
         "backends/products.py",
         "backends/triton/spectral.py",
         "backends/triton/symmetric.py",
-        "core/fused.py: Polar _layout _parts",
+        "core/fused.py: polar _matrices _passes _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "diagnostics": (

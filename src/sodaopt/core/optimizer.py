@@ -40,8 +40,8 @@ class Step(NamedTuple):
 
 
 STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.Elementwise),
-    Step("triton polar", lambda b: b.kernel == "polar", fused.Polar),
+    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.elementwise),
+    Step("triton polar", lambda b: b.kernel == "polar", fused.polar),
     Step("eager", lambda b: True, lambda b: eager_step),
 )
 

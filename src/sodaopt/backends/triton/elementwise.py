@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from sodaopt.backends.triton.rounding import _key, _mix, _rounded
 from sodaopt.backends.triton.tables import (
     CHUNK,
     COLUMNS,
-    DTYPES,
     Launch,
     Table,
+    chunk,
     chunks,
+    constant,
     number,
     pointer,
     scale,
@@ -36,12 +38,7 @@ def _step(
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
-    chunks += tl.program_id(0).to(tl.int64) * 2
-    row = rows + tl.load(chunks) * COLUMNS
-    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(row + 8) - first, CHUNK).to(tl.int32)
-    if ALIGNED:
-        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
+    row, first, n = chunk(chunks, rows, COLUMNS, 5, ALIGNED, CHUNK)
     alpha, alpha_bar, lam = number(numbers, 0), number(numbers, 1), number(numbers, 2)
     rate, eps, sign_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
     width = scale(row, numbers)
@@ -52,10 +49,10 @@ def _step(
     if CENTRE == "tensor":
         z_ptr = pointer(row, 3, Z, ALIGNED) + first
     if CENTRE == "number":
-        z = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
+        z = constant(row)
     if tl.float32 != P:
-        start = (tl.load(row + 5) + first).to(tl.uint32)
-        key = _key(tl.load(row + 6).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
+        start = (tl.load(row + 6) + first).to(tl.uint32)
+        key = _key(tl.load(row + 7).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         y = tl.load(p_ptr + at, at < n).to(tl.float32)
@@ -87,27 +84,11 @@ def _step(
         tl.store(p_ptr + at, y, at < n)
 
 
-class Elements:
-    """Parameters of one method that share all dtypes: one launch steps them.
-
-    is_even: all sizes are multiples of 16.
-    P, G, Z: the dtypes of parameters, gradients and z0.
-    """
-
-    def __init__(
-        self, table: Table, device: torch.device, is_even: bool, P: torch.dtype, G: torch.dtype,
-        Z: torch.dtype | None, CENTRE: str, **options: Any,
-    ) -> None:  # fmt: skip
-        self.table = table
-        self.chunks = chunks(tuple(table.offsets[:, 8].tolist()), device)
-        self.launches = [
-            Launch(
-                _step, (len(self.chunks),), device, CENTRE=CENTRE, P=DTYPES[P], G=DTYPES[G],
-                Z=DTYPES[Z] if Z else None, ALIGNED=is_even and is_aligned, CHUNK=CHUNK,
-                BLOCK=BLOCK, **options,
-            )
-            for is_aligned in (False, True)
-        ]  # fmt: skip
-
-    def step_(self, numbers: Tensor) -> None:
-        self.launches[self.table.is_aligned](self.chunks, self.table.rows, numbers)
+def planned(
+    table: Table, device: torch.device, constants: dict[str, Any]
+) -> Callable[[Tensor], None]:
+    """Return a function of the numbers of a step that steps the parameters of a table."""
+    programs = chunks(tuple(table.offsets[:, 5].tolist()), device)
+    launch = Launch(_step, device, constants | {"CHUNK": CHUNK, "BLOCK": BLOCK})
+    grid = len(programs), 1, 1
+    return lambda numbers: launch(grid, table.is_aligned, programs, table.rows, numbers)
