@@ -72,7 +72,9 @@ class Fused:
         self.device, self.addresses = shards[0].device, list[int]()
         self.written = shards + [t for t in moments if t is not None]
         kept = *shards, *moments, *z0
-        self.pointers = [(lambda: 0) if t is None else t.data_ptr for t in kept]
+        self.pointers: list[Callable[[], int]] = [
+            (lambda: 0) if t is None else t.data_ptr for t in kept
+        ]
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
         for j in range(len(shards)):
             key, its = layout(b, j)

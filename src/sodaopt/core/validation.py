@@ -37,6 +37,16 @@ def as_list(params: Any, where: str) -> list[Any]:
     return list(params)
 
 
+def labels(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
+    """Describe each parameter for an error."""
+    found = {}
+    for n, group in enumerate(groups):
+        names = group.get("param_names") or [f"parameter {j}" for j in range(len(group["params"]))]
+        for name, p in zip(names, group["params"], strict=True):
+            found[p] = f"{name} of group {n} ({times(p.shape)}, {p.dtype})"
+    return found
+
+
 def check_seed(seed: Any) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"seed must be an integer, got {seed!r}")
