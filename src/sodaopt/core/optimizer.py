@@ -170,7 +170,9 @@ class SODA(StatefulOptimizer):
         Step counts are relative to the first, so that the result is the same at the next step. An
         `object()` is equal to nothing: these parameters are sorted anew at each step.
         """
-        found: list[Any] = [object()] if self._sharing.process_group is not None else []
+        if self._sharing.process_group is not None:  # the ranks must agree on each step
+            return [object()]
+        found: list[Any] = []
         first, state = None, self.state
         for group in self.param_groups:
             options = group["method"], group["foreach"], group["maximize"], group["seed"]
