@@ -49,7 +49,8 @@ def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None)
         tensors.append(z0)
     elif z0 is not None and not isinstance(z0, float):
         return False
-    return backends.readable_together(tensors)
+    alike = tensors[0].shape, tensors[0].device
+    return all(backends.readable(t) and (t.shape, t.device) == alike for t in tensors)
 
 
 class Fused:
@@ -146,13 +147,14 @@ def _row(b: Bucket, j: int, n: int, size: int, is_turned: int) -> tuple[int, ...
 def _constants(b: Bucket, j: int) -> tuple[tuple[str, Any], ...]:
     """The constants of the kernels for parameter j by name, with the dtypes of p, g and z0."""
     p: Any = b.params[j]
-    z, keeps_m = b.z0[j] if b.z0 else None, b.method.keeps_m
-    dtype = z.dtype if isinstance(z, Tensor) else None
+    z: Any = b.z0[j] if b.z0 else None
+    keeps_m = b.method.keeps_m
+    has_z0 = isinstance(z, Tensor)
     return (
         ("P", p.dtype),
         ("G", p.grad.dtype),
-        ("Z", dtype),
-        ("CENTRE", b.method.centre if z is None else "tensor" if dtype else "number"),
+        ("Z", z.dtype if has_z0 else torch.float32),
+        ("CENTRE", b.method.centre if z is None else "tensor" if has_z0 else "number"),
         ("MAP", b.kernel),
         ("MOMENTUM", keeps_m),
         ("OPTIMISM", keeps_m and b.method.alpha_bar != 0),

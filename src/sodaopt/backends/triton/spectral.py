@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sodaopt.backends.triton.elementwise import dual_average, pulled, rounding_key, write
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.rounding import _key, _mix, _rounded
 from sodaopt.backends.triton.tables import COLUMNS, Launch, Table, constant, number, pointer, scale
 
 TILE = 64
@@ -52,15 +52,15 @@ def _average(
         return
     row = rows + tl.program_id(1) * COLUMNS
     _r, _c, at, inside, _is_turned = _tile(row, short, long, ALIGNED, TILE)
-    d = tl.load(pointer(row, 4, G, ALIGNED) + at, inside, other=0).to(tl.float32) * number(
-        numbers, 7
+    g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside, other=0).to(tl.float32)
+    m_ptr, alpha, alpha_bar = (
+        pointer(row, 1, tl.float32, ALIGNED),
+        number(numbers, 0),
+        number(numbers, 1),
     )
-    if MOMENTUM:
-        g, m_ptr = d, pointer(row, 1, tl.float32, ALIGNED)
-        d = lerp(tl.load(m_ptr + at, inside, other=0), g, number(numbers, 0))
-        tl.store(m_ptr + at, d, inside)
-        if OPTIMISM:
-            d = lerp(d, g, number(numbers, 1))
+    d = dual_average(
+        g * number(numbers, 7), m_ptr + at, inside, alpha, alpha_bar, MOMENTUM, OPTIMISM
+    )
     wide = d.to(tl.float64)  # squares of 1e20 overflow in fp32
     tl.store(
         squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(wide * wide)
@@ -105,25 +105,16 @@ def _finish(
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
     r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
-    p_ptr, lam = pointer(row, 0, P, ALIGNED), number(numbers, 2)
-    y = tl.load(p_ptr + at, inside).to(tl.float32)
-    if CENTRE == "origin":
-        y = y * (1 - lam)
-    elif CENTRE == "tensor":
-        y = lerp(y, tl.load(pointer(row, 3, Z, ALIGNED) + at, inside).to(tl.float32), lam)
-    elif CENTRE == "number":
-        y = lerp(y, constant(row), lam)
     U += n.to(tl.int64) * short * long
     if is_turned:
         u = tl.trans(tl.load(U + c[:, None] * long + r[None, :], tl.trans(inside)))
     else:
         u = tl.load(U + r[:, None] * long + c[None, :], inside)
-    y = y + u.to(tl.float32) * scale(row, numbers)
-    if tl.float32 != P:
-        index = (tl.load(row + 6) + at).to(tl.uint32)
-        key = _key(tl.load(row + 7).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
-        y = _rounded(y, _mix(index * 0x9E3779B1 + key), P)
-    tl.store(p_ptr + at, y, inside)
+    p_ptr, z_ptr = pointer(row, 0, P, ALIGNED), pointer(row, 3, Z, ALIGNED)
+    y = pulled(p_ptr + at, z_ptr + at, constant(row), inside, number(numbers, 2), CENTRE)
+    y += u.to(tl.float32) * scale(row, numbers)
+    index = (tl.load(row + 6) + at).to(tl.uint32)
+    write(p_ptr + at, y, inside, index, rounding_key(row, numbers, P), P)
 
 
 class Matrices:

@@ -53,16 +53,17 @@ def _product(
         total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
     out += n * side * side
     result = total.to(out.dtype.element_ty)
-    # one branch for each mask: stores with a mask that depends on a branch are narrow
-    if i != j:
+    if IS_SQUARE:  # a tile on the diagonal is symmetric
         tl.store(out + here, result, inside)
-        tl.store(out + there, tl.trans(result), tl.trans(inside))
-    elif IS_SQUARE:  # a tile on the diagonal is symmetric
-        tl.store(out + here, result, inside)
-    else:  # it is not quite: one half is used
+        if i != j:
+            tl.store(out + there, tl.trans(result), tl.trans(inside))
+    elif i == j:  # it is not quite: one half is used. Stores with this mask are narrow.
         half = inside & (r[:, None] >= c[None, :])
         tl.store(out + here, result, half)
         tl.store(out + there, tl.trans(result), tl.trans(half))
+    else:
+        tl.store(out + here, result, inside)
+        tl.store(out + there, tl.trans(result), tl.trans(inside))
 
 
 def product(
