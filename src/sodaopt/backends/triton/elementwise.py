@@ -117,5 +117,8 @@ def planned(
     """Return a function of the numbers of a step that steps the parameters of a table."""
     programs = chunks(tuple(table.offsets[:, 5].tolist()), device)
     launch = Launch(_step, device, constants | {"CHUNK": CHUNK, "BLOCK": BLOCK})
-    grid = len(programs), 1, 1
-    return lambda numbers: launch(grid, table.is_aligned, programs, table.rows, numbers)
+
+    def run(numbers: Tensor) -> None:
+        launch((len(programs), 1, 1), table.is_aligned, programs, table.rows, numbers)
+
+    return run
