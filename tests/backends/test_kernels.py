@@ -29,6 +29,34 @@ def test_interpreted(which: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_a_launch_compiles_once_for_each_alignment() -> None:
+    """Later calls pass the compiled kernel what Triton itself would pass it, in its order."""
+    from sodaopt.backends.triton import tables
+
+    kernel = mock.MagicMock(arg_names=["x", "P", "ALIGNED", "BLOCK"])
+    launch = tables.Launch(
+        kernel, torch.device("cuda", 3), {"BLOCK": 8, "P": torch.float16, "Q": 1}, num_warps=2
+    )
+    with mock.patch.object(tables, "driver") as driver:
+        for is_aligned in (True, False, False, True, True):
+            launch((4, 5, 1), is_aligned, "x")
+    calls = kernel.__getitem__.return_value
+    assert kernel.__getitem__.call_args_list == [mock.call((4, 5, 1))] * 2
+    P = tables.DTYPES[torch.float16]
+    assert calls.call_args_list == [
+        mock.call("x", P=P, BLOCK=8, ALIGNED=is_aligned, num_warps=2)
+        for is_aligned in (True, False)
+    ]
+    compiled, stream = calls.return_value, driver.active.get_current_stream
+    function = compiled.function, compiled.packed_metadata, None, None, None
+    assert compiled.run.call_args_list == [
+        mock.call(4, 5, 1, stream.return_value, *function, "x", P, is_aligned, 8)
+        for is_aligned in (False, True, True)
+    ]
+    assert stream.call_args_list == [mock.call(3)] * 3
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_a_kernel_that_does_not_compile_gives_way() -> None:
     """One warning, then plain operations. Without a GPU, Triton cannot compile."""
     backends._compiles.cache_clear()

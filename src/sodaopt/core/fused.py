@@ -21,6 +21,7 @@ from torch import Tensor
 from sodaopt import backends, rounding, schedules
 from sodaopt.anchors import Source
 from sodaopt.core.update import Bucket
+from sodaopt.geometry import State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Number
@@ -33,24 +34,29 @@ Run: TypeAlias = Callable[[Tensor], None]
 """Runs the kernels of a table, given the numbers of a step."""
 
 
-def is_fusable(p: Tensor, state: dict[str, Any], kernel: str, z0: Source | None) -> bool:
+def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
     """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
-    moments = [state[name] for name in ("m", "v") if name in state]
-    if any(t.dtype != torch.float32 for t in moments):
+    if type(p) not in backends.PLAIN and (
+        kernel == "polar" or not sharded.is_placed_like(p.grad, p)
+    ):
         return False
-    tensors: list[Any] = [p, p.grad, *moments]
-    if type(p) not in backends.PLAIN:
-        if kernel == "polar" or not sharded.is_placed_like(p.grad, p):
-            return False
-        tensors = [sharded.local(t) for t in tensors]
-    if isinstance(z0, Tensor):
-        tensors.append(z0)
-    elif z0 is not None and not isinstance(z0, float):
+    if not isinstance(z0, Tensor | float | None):
+        return False
+    _, m, v, *_ = tensors = _tensors(p, state, z0)
+    if not all(t is None or t.dtype == torch.float32 for t in (m, v)):
         return False
     alike = tensors[0].shape, tensors[0].device
-    return all(backends.readable(t) and (t.shape, t.device) == alike for t in tensors)
+    found = [t for t in tensors if t is not None]
+    return all(backends.readable(t) and (t.shape, t.device) == alike for t in found)
+
+
+def _tensors(p: Tensor, state: State, z0: Source | None) -> list[Any]:
+    """This rank's p, m, v, z0 and g in the order of a row, or None for those that do not exist."""
+    z = z0 if isinstance(z0, Tensor) else None
+    every = p, state.get("m"), state.get("v"), z, p.grad
+    return [None if t is None else sharded.local(t) for t in every]
 
 
 class Fused:
@@ -66,20 +72,20 @@ class Fused:
     def __init__(self, b: Bucket, layout: Callable[..., Any], planned: Callable[..., Run]) -> None:
         from sodaopt.backends.triton.tables import Table
 
-        shards = [sharded.local(p) for p in b.params]
-        states = [(s, name) for name in ("m", "v") for s in b.state]
-        moments = [sharded.local(s[name]) if name in s else None for s, name in states]
-        z0 = [z if isinstance(z, Tensor) else None for z in b.z0] or [None] * len(shards)
-        self.device, self.addresses = shards[0].device, list[int]()
-        self.written = shards + [t for t in moments if t is not None]
-        kept = *shards, *moments, *z0
+        z0: list[Any] = [*b.z0] or [None] * len(b.params)
+        every = [_tensors(*one) for one in zip(b.params, b.state, z0, strict=True)]
+        p, m, v, z, _ = zip(*every, strict=True)
+        self.device, self.addresses = p[0].device, list[int]()
+        self.written = [t for t in (*p, *m, *v) if t is not None]
+        kept = *p, *m, *v, *z
         self.pointers: list[Callable[[], int]] = [
             (lambda: 0) if t is None else t.data_ptr for t in kept
         ]
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
-        for j in range(len(shards)):
+        for j, tensors in enumerate(every):
             key, its = layout(b, j)
-            rows.setdefault((key, _constants(b, j)), []).extend((j, _row(b, j, *r)) for r in its)
+            key = key, _constants(b, tensors)
+            rows.setdefault(key, []).extend((j, _row(b, j, tensors, *one)) for one in its)
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), its in rows.items():
             self.tables.append(Table(*zip(*its, strict=True)))
@@ -129,32 +135,30 @@ def _numbers(b: Bucket) -> list[Number]:
     return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
 
 
-def _row(b: Bucket, j: int, n: int, size: int, is_turned: int) -> tuple[int, ...]:
+def _row(
+    b: Bucket, j: int, tensors: list[Any], n: int, size: int, is_turned: int
+) -> tuple[int, ...]:
     """A row of a table, without addresses, for the elements of parameter j from n on."""
-    p: Any = b.params[j]
-    z: Any = b.z0[j] if b.z0 else 0.0
     start, prefix = 0, 0
-    if p.dtype in rounding.HALVES:
-        start = rounding.first_element(p) or 0
+    if tensors[0].dtype in rounding.HALVES:
+        start = rounding.first_element(b.params[j]) or 0
         prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
-    z_size, number = (z.element_size(), 0.0) if isinstance(z, Tensor) else (0, z)
-    sizes = p.element_size(), 4, 4, z_size, p.grad.element_size()
+    offsets = [0 if t is None else n * t.element_size() for t in tensors]
+    number = b.z0[j] if b.z0 and tensors[3] is None else 0.0
     width = -b.method.geometry.kernel_width(b.shapes[j])
     reals = struct.unpack("<qq", struct.pack("<dd", width, number))
-    return *(n * bytes_ for bytes_ in sizes), size, start + n, prefix, *reals, is_turned
+    return *offsets, size, start + n, prefix, *reals, is_turned
 
 
-def _constants(b: Bucket, j: int) -> tuple[tuple[str, Any], ...]:
-    """The constants of the kernels for parameter j by name, with the dtypes of p, g and z0."""
-    p: Any = b.params[j]
-    z: Any = b.z0[j] if b.z0 else None
+def _constants(b: Bucket, tensors: list[Any]) -> tuple[tuple[str, Any], ...]:
+    """The constants of the kernels for a parameter by name, with the dtypes of p, g and z0."""
+    p, _, _, z, g = tensors
     keeps_m = b.method.keeps_m
-    has_z0 = isinstance(z, Tensor)
     return (
         ("P", p.dtype),
-        ("G", p.grad.dtype),
-        ("Z", z.dtype if has_z0 else torch.float32),
-        ("CENTRE", b.method.centre if z is None else "tensor" if has_z0 else "number"),
+        ("G", g.dtype),
+        ("Z", torch.float32 if z is None else z.dtype),
+        ("CENTRE", b.method.centre if not b.z0 else "number" if z is None else "tensor"),
         ("MAP", b.kernel),
         ("MOMENTUM", keeps_m),
         ("OPTIMISM", keeps_m and b.method.alpha_bar != 0),
