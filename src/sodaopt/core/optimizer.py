@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sodaopt import anchors, backends
-from sodaopt.anchors import AnchorName
+from sodaopt.anchors import AnchorName, Source
 from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
@@ -160,18 +160,19 @@ class SODA(StatefulOptimizer):
             bucket.g = []
             self._advance(bucket)
             done.append(bucket)
-        self._kept = inputs or self._inputs(), done
+        inputs = inputs or self._inputs()
+        self._kept = inputs and (inputs, done)
 
     # -- buckets ------------------------------------------------------------------------------
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.
 
-        Step counts are relative to the first, so that the result is the same at the next step. An
-        `object()` is equal to nothing: these parameters are sorted anew at each step.
+        Step counts are relative to the first, so that the result is the same at the next step.
+        None: they must be sorted anew, because ranks share them or one has not been stepped yet.
         """
-        if self._sharing.process_group is not None:  # the ranks must agree on each step
-            return [object()]
+        if self._sharing.process_group is not None:
+            return None
         found: list[Any] = []
         first, state = None, self.state
         for group in self.param_groups:
@@ -186,8 +187,7 @@ class SODA(StatefulOptimizer):
                 # if capturable, the host does not know the count, and only loading changes it
                 k = 0 if not s else 1 if self.capturable else s["step"].item()
                 if not k or type(p) not in PLAIN:
-                    found.append(object())
-                    continue
+                    return None
                 first = first or k
                 found += (
                     id(p), p.dtype, p.shape, p.device, p.is_contiguous(), *map(id, s.values()),
@@ -208,15 +208,7 @@ class SODA(StatefulOptimizer):
                 s = self._stepped_state(p, method, leader)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
-                kernel = method.kernel if ranks is None and runs_kernels(p) else None
-                if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
-                    kernel = None
-                if kernel is None and self.capturable:
-                    raise RuntimeError(
-                        "capturable=True steps by kernels, which cannot read "
-                        f"{labels(self.param_groups)[p]}: it must be a contiguous fp32, bf16 or "
-                        "fp16 tensor on a GPU"
-                    )
+                kernel = self._kernel(method.kernel if ranks is None else None, p, s, z0)
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
                 counts = tuple([float(s[name]) for name in ("step", *method.memory)])
@@ -253,6 +245,18 @@ class SODA(StatefulOptimizer):
             for name in ("step", *method.memory):
                 s[name].copy_(leader[name])
         return s
+
+    def _kernel(self, name: str | None, p: Tensor, s: State, z0: Source | None) -> str | None:
+        """Return the kernel's name if it can step p, or None for plain operations."""
+        if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
+            return name
+        if self.capturable:
+            raise RuntimeError(
+                "capturable=True steps by kernels, which cannot read "
+                f"{labels(self.param_groups)[p]}: it must be a contiguous fp32, bf16 or fp16 "
+                "tensor on a GPU"
+            )
+        return None
 
     def _coefs(self, s: State, method: Method, lr: Any) -> tuple[Any, Any, Any, Coefs]:
         """Return k, lr, and the memory and the coefficients of the coming step.
