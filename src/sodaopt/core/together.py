@@ -23,9 +23,11 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     There is no check while a CUDA graph is captured, because it would wait for the host.
     """
     shared = _shared(opt)
-    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    is_checked = bool(shared) and not is_captured
-    opt._sharing.begin(lambda p: labels(opt.param_groups)[p], is_checked)
+    is_checked = bool(shared) and not (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
+    if shared:
+        opt._sharing.begin(lambda p: labels(opt.param_groups)[p], is_checked)
     if not is_checked:
         yield from make()
         return

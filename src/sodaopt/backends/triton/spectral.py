@@ -76,14 +76,13 @@ def _normalise(
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
     r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
-    if OPTIMISM or not MOMENTUM:
-        d = tl.load(pointer(row, 4, G, ALIGNED) + at, inside).to(tl.float32) * number(numbers, 7)
+    # loads that are not used are not compiled
+    g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside).to(tl.float32) * number(numbers, 7)
+    d = g
     if MOMENTUM:
-        m = tl.load(pointer(row, 1, tl.float32, ALIGNED) + at, inside)
-        if OPTIMISM:
-            d = lerp(m, d, number(numbers, 1))
-        else:
-            d = m
+        d = tl.load(pointer(row, 1, tl.float32, ALIGNED) + at, inside)
+    if OPTIMISM:
+        d = lerp(d, g, number(numbers, 1))
     length = tl.sqrt(tl.load(squares + first + n)).to(tl.float32) * safety
     # an overflowed length becomes NaN: a division by infinity would look like a zero gradient
     d = tl.div_rn(d, tl.maximum(length, smallest) + length * 0)
