@@ -175,17 +175,15 @@ class StatefulOptimizer(Watched):
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
-            if theirs.get("method") != ours["method"]:
-                raise ValueError(
-                    f"group {j} runs {ours['method']!r}, but the state to load was written by "
-                    f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
-                    "the same methods in the same order"
-                )
-            if theirs.get("settings", ours["settings"]) != ours["settings"]:
-                raise ValueError(
-                    f"group {j} runs {ours['settings']}, but the state to load was written by "
-                    f"{theirs['settings']}: build the optimizer with the settings of the checkpoint"
-                )
+            # version 0.1 did not save settings
+            saved = {"method": "another optimizer", "settings": ours["settings"]} | theirs
+            for name in ("method", "settings"):
+                if saved[name] != ours[name]:
+                    raise ValueError(
+                        f"group {j} runs {ours[name]!r}, but the state to load was written by "
+                        f"{saved[name]!r}: build the optimizer with the settings of the "
+                        "checkpoint, and its groups in the same order"
+                    )
         if not all("settings" in theirs for theirs in groups):
             warnings.warn(
                 "the state to load does not say its method's settings (version 0.1 did not save "
