@@ -45,10 +45,10 @@ def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
     X, exact = G.half(), polar.KELLER.products(G[:1].double())
     found: dict[tuple[str, str], dict[str, float]] = {}
     for form in ("plain", "gram") if aspect > 1 else ("plain",):
-        for name, function in products.PRODUCTS.items():
+        for name, load in products.PRODUCTS.items():
             if name == "hopper" and not products.has_hopper():
                 continue
-            choice = products.Choice(form, function)
+            choice = products.Choice(form, load())
             with mock.patch.object(polar, "choice", lambda X, choice=choice: choice):
                 Y = polar.KELLER.products(X)
                 graph = torch.cuda.CUDAGraph()

@@ -39,8 +39,14 @@ LATER = {
         "backends/products.py",
         "backends/triton/spectral.py",
         "backends/triton/symmetric.py",
-        "core/fused.py: Polar _layout _parts",
+        "core/fused.py: polar _matrices _passes _parts",
         "geometry/views.py: Stored Frame.stored",
+    ),
+    "steps that are planned once, CUDA graphs, GradScaler on the device": (
+        "core/optimizer.py: SODA._inputs SODA._step_supports_amp_scaling",
+        "core/validation.py: check_capturable",
+        "core/fused.py: Fused.__call__ Fused._fill",
+        "backends/triton/tables.py: Table Launch",
     ),
     "diagnostics": (
         "core/diagnostics.py",

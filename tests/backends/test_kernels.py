@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -26,6 +27,76 @@ def test_interpreted(which: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {label(*case): True for case in chosen(which)}
+
+
+TYPES = {  # of the kernels' arguments that are not constants
+    "chunks": "*i32", "rows": "*i64", "numbers": "*fp64", "squares": "*fp64",
+    **dict.fromkeys(("X", "U", "A", "B", "C", "out"), "*fp16"),
+    **dict.fromkeys(("first", "short", "long", "side", "depth"), "i32"),
+    **dict.fromkeys(("lam", "alpha", "beta", "diagonal", "safety", "smallest"), "fp32"),
+    "step": "i64",
+}  # fmt: skip
+CONSTANTS = {
+    "MAP": "diagonal", "CENTRE": "tensor", "MOMENTUM": True, "OPTIMISM": True, "HAS_C": True,
+    "IS_SQUARE": False, "CHUNK": 4096, "BLOCK": 128, "DEPTH": 64, "TILE": 64, "KIND": "normal",
+    "EDGE": 0.95, "ROOT2": 1.41, "TURN": 6.28,
+}  # fmt: skip
+KERNELS = (
+    "elementwise._step", "spectral._average", "spectral._normalise", "spectral._finish",
+    "symmetric._product", "pull._pull", "rounding._write", "seeded._pull",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_a_gpu(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter accepts more than the compiler, which needs no GPU."""
+    import triton
+    from triton import language as tl
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    module, function = name.split(".")
+    kernel = getattr(import_module(f"sodaopt.backends.triton.{module}"), function)
+    dtypes = {"X": tl.float32, "Z": tl.float32, "G": tl.dtype(dtype), "P": tl.dtype(dtype)}
+    known = CONSTANTS | dtypes | {"ALIGNED": dtype == "bf16"}
+    constants = {p.name: known[p.name] for p in kernel.params if p.is_constexpr}
+    types = {n: "constexpr" if n in constants else TYPES[n] for n in kernel.arg_names}
+    source = ASTSource(kernel, types, constants)
+    compiled = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 8})
+    assert "st.global" in compiled.asm["ptx"]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_a_launch_compiles_once_for_each_alignment() -> None:
+    """Later calls pass the compiled kernel what Triton itself would pass it, in its order."""
+    from sodaopt.backends.triton import tables
+
+    kernel = mock.MagicMock(arg_names=["x", "P", "ALIGNED", "BLOCK"])
+    launch = tables.Launch(
+        kernel, torch.device("cuda", 3), {"BLOCK": 8, "P": torch.float16, "Q": 1}, num_warps=2
+    )
+    with mock.patch.object(tables, "driver") as driver:
+        for is_aligned in (True, False, False, True, True):
+            launch((4, 5, 1), is_aligned, "x")
+    calls = kernel.__getitem__.return_value
+    assert kernel.__getitem__.call_args_list == [mock.call((4, 5, 1))] * 2
+    P = tables.DTYPES[torch.float16]
+    assert calls.call_args_list == [
+        mock.call("x", P=P, BLOCK=8, ALIGNED=is_aligned, num_warps=2)
+        for is_aligned in (True, False)
+    ]
+    compiled, stream = calls.return_value, driver.active.get_current_stream
+    function = compiled.function, compiled.packed_metadata, None, None, None
+    assert compiled.run.call_args_list == [
+        mock.call(4, 5, 1, stream.return_value, *function, "x", P, is_aligned, 8)
+        for is_aligned in (False, True, True)
+    ]
+    assert stream.call_args_list == [mock.call(3)] * 3
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")

@@ -33,6 +33,11 @@ def change(opt: SODA, p: Parameter, name: str, value: float) -> None:
         opt.state[p][name].fill_(value)
 
 
+def replace_z0(opt: SODA, p: Parameter, value: float) -> None:
+    if "z0" in opt.state.get(p, {}):
+        opt.state[p]["z0"] = torch.full_like(opt.state[p]["z0"], value)
+
+
 ACTS: dict[str, Act] = {
     "nothing": lambda opt, p, group, u: None,
     "no gradient": lambda opt, p, group, u: setattr(p, "grad", None),
@@ -47,7 +52,7 @@ ACTS: dict[str, Act] = {
     "foreach": lambda opt, p, group, u: group.update(foreach=u < 0.5),
     "load": lambda opt, p, group, u: load(opt, round(u)),
     "step": lambda opt, p, group, u: change(opt, p, "step", int(4 * u)),
-    "z0": lambda opt, p, group, u: change(opt, p, "z0", u),
+    "z0": lambda opt, p, group, u: replace_z0(opt, p, u),
     "state": lambda opt, p, group, u: replace_state(opt, p),
     "new group": lambda opt, p, group, u: opt.add_param_group({"params": [torch.full((2,), u)]}),
 }

@@ -113,7 +113,7 @@ def counted(owner: type, name: str) -> Any:
 
 def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
     """Two steps of a whole optimizer with kernels, as on a GPU, and without."""
-    from sodaopt.backends.triton import elementwise, spectral
+    from sodaopt.backends.triton.tables import Launch
 
     found, calls = [], []
     for runs in (True, False):
@@ -124,15 +124,14 @@ def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
         with (
             mock.patch("sodaopt.core.optimizer.runs_kernels", return_value=runs),
             counted(polar.Newton, "products") as X,
-            counted(elementwise.Elements, "step_") as step_,
-            counted(spectral.Matrices, "finish_") as finish_,
+            counted(Launch, "__call__") as launched,
         ):
             for _ in range(2):
                 for w in weights:
                     w.grad = torch.randn_like(w)
                 opt.step()
         readable = dtype != torch.float64
-        assert (step_.called or finish_.called) == (runs and readable)
+        assert launched.called == (runs and readable)
         found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
         calls.append(sum(len(call.args[1]) for call in X.call_args_list))
     if "direction" not in name:  # plain operations call it otherwise
@@ -213,7 +212,11 @@ def poisoned(bad: float, device: str = "cpu") -> bool:
 
 
 def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
-    """X X^T, a polynomial Z of R = X X^T, and R Z."""
+    """X X^T, a polynomial Z of R = X X^T, and R Z.
+
+    A GPU sums both triangles of A A^T in one order. The interpreter multiplies by numpy, which does
+    so on some CPUs alone.
+    """
     from sodaopt.backends.triton.symmetric import product
 
     torch.manual_seed(0)
@@ -222,12 +225,13 @@ def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
     Z = (0.5 * R.double() @ R.double() - R.double()).half()
     R64, Z64 = R.double(), Z.double()
     eye = 3.0 * torch.eye(side, dtype=torch.float64, device=device)
+    is_same = is_close if device == "cpu" else torch.equal
     return all(
-        torch.equal(ours, ours.mT) and torch.allclose(ours.double(), exact, rtol=4e-3, atol=4e-3)
+        is_same(ours, ours.mT) and torch.allclose(ours.double(), exact, rtol=4e-3, atol=4e-3)
         for ours, exact in (
-            (product(X, X, None, 1, 0, 0), X.double() @ X.double().mT),
+            (product(X), X.double() @ X.double().mT),
             (product(R, R, R, 2.0, -1.5, 3.0), 2 * R64 @ R64 - 1.5 * R64 + eye),
-            (product(R, Z, None, 1.0, 0, 0), R64 @ Z64),
+            (product(R, Z), R64 @ Z64),
         )
     )
 

@@ -43,15 +43,6 @@ def readable(t: Tensor) -> bool:
     return type(t) in PLAIN and t.dtype in KERNEL_DTYPES and t.is_contiguous() and not t.is_neg()
 
 
-def readable_together(tensors: list[Tensor]) -> bool:
-    """Whether a kernel may read all tensors with one index: they share shape and device."""
-    shape, device = tensors[0].shape, tensors[0].device
-    for t in tensors:  # noqa: SIM110  # a generator takes twice as long, for each parameter and step
-        if not readable(t) or t.shape != shape or t.device != device:
-            return False
-    return True
-
-
 @cache
 def _compiles(device: torch.device) -> bool:
     """Compile one small kernel. Without a C compiler, or on an old GPU, none of them works."""

@@ -7,12 +7,12 @@ because a resumed run would then not repeat the bits of an uninterrupted one.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,16 +20,9 @@ from torch import Tensor
 TABLE = Path(__file__).with_name("products.json")
 
 
-class Symmetric(Protocol):
-    """A B for batches of matrices if it is symmetric, or alpha A B + beta C + diagonal I with C.
-
-    B is symmetric, or the transpose of a contiguous matrix.
-    """
-
-    def __call__(
-        self, A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
-        diagonal: float = 0,
-    ) -> Tensor: ...  # fmt: skip
+Symmetric: TypeAlias = Callable[..., Tensor]
+"""A function of (A, B, C, alpha, beta, diagonal) for batches of matrices whose result is symmetric:
+A A^T of A alone, A B without C, and alpha A B + beta C + diagonal I. B is symmetric."""
 
 
 class Choice(NamedTuple):
@@ -40,40 +33,46 @@ class Choice(NamedTuple):
 
 
 def dense(
-    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
+    A: Tensor, B: Tensor | None = None, C: Tensor | None = None, alpha: float = 1, beta: float = 1,
     diagonal: float = 0,
 ) -> Tensor:  # fmt: skip
     """Both triangles, by torch."""
+    B = A.mT if B is None else B
     out = torch.bmm(A, B) if C is None else torch.baddbmm(C, A, B, alpha=alpha, beta=beta)
     if diagonal:
         out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
     return out
 
 
-def triangle(
-    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
-    diagonal: float = 0,
-) -> Tensor:  # fmt: skip
+def _triangle() -> Symmetric:
     """One triangle and its mirror image, by a Triton kernel."""
     from sodaopt.backends.triton.symmetric import product
 
-    return product(A, B if B.is_contiguous() else B.mT, C, alpha, beta, diagonal)
+    return product
 
 
-def hopper(
-    A: Tensor, B: Tensor, C: Tensor | None = None, *, alpha: float = 1, beta: float = 1,
-    diagonal: float = 0,
-) -> Tensor:  # fmt: skip
+def _hopper() -> Symmetric:
     """One triangle and its mirror image, by quack-kernels (`pip install sodaopt[hopper]`)."""
     from quack.gemm_interface import gemm_symmetric
 
-    out: Tensor = gemm_symmetric(A, B, C=C, alpha=float(alpha), beta=float(beta))
-    if diagonal:
-        out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-    return out
+    def product(
+        A: Tensor, B: Tensor | None = None, C: Tensor | None = None, alpha: float = 1,
+        beta: float = 1, diagonal: float = 0,
+    ) -> Tensor:  # fmt: skip
+        B = A.mT if B is None else B
+        out: Tensor = gemm_symmetric(A, B, C=C, alpha=float(alpha), beta=float(beta))
+        if diagonal:
+            out.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return out
+
+    return product
 
 
-PRODUCTS: dict[str, Symmetric] = {"dense": dense, "triangle": triangle, "hopper": hopper}
+PRODUCTS: dict[str, Callable[[], Symmetric]] = {
+    "dense": lambda: dense, "triangle": _triangle, "hopper": _hopper,
+}  # fmt: skip
+"""Functions that import a product and return it. An import at each call would take longer than the
+launch of a kernel."""
 
 
 def choice(X: Tensor) -> Choice:
@@ -89,7 +88,7 @@ def chosen(short: int, long: int) -> Choice:
     for row in _table():
         if short >= row["short"] and long >= row["aspect"] * short:
             best = row.get("with_hopper", row) if has_hopper() else row
-            return Choice(best["form"], PRODUCTS[best["product"]])
+            return Choice(best["form"], PRODUCTS[best["product"]]())
     return Choice("plain", dense)
 
 
@@ -109,11 +108,11 @@ def _table() -> list[dict[str, Any]]:
 @contextmanager
 def full_sums(is_cuda: bool) -> Iterator[None]:
     """Sum fp16 products in fp32. torch allows cuBLAS to add parts of long sums in fp16."""
-    settings = torch.backends.cuda.matmul
-    before = settings.allow_fp16_reduced_precision_reduction
-    if not is_cuda or not before:
+    if not is_cuda:
         yield
         return
+    settings = torch.backends.cuda.matmul
+    before = settings.allow_fp16_reduced_precision_reduction
     settings.allow_fp16_reduced_precision_reduction = False
     try:
         yield

@@ -32,6 +32,9 @@ class Pull(NamedTuple):
     z0: Source
 
 
+NONE = Pull(0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Measured:
     """Sums of several parameters, still on the device, with the numbers that the host knows."""
@@ -101,7 +104,7 @@ class Watch:
 
     def __init__(self, opt: Watched) -> None:
         self.opt, self.on = opt, True
-        self.before: dict[Tensor, tuple[Tensor, Pull | None]] = {}
+        self.before: dict[Tensor, tuple[Tensor, Pull]] = {}
         self.sums: dict[Tensor, Tensor] = {}
         begin, end = opt.register_step_pre_hook, opt.register_step_post_hook
         self.hooks = [begin(self._begin), end(self._end)]
@@ -115,7 +118,7 @@ class Watch:
         if self.on:
             pulls = self.opt._pulls()
             self.before = {
-                p: (sharded.local(p).detach().clone(), pulls.get(p))
+                p: (sharded.local(p).detach().clone(), pulls.get(p, NONE))
                 for group in self.opt.param_groups
                 for p in group["params"]
             }
@@ -129,15 +132,12 @@ class Watch:
         self.before = {}
 
 
-def _moved(p: Tensor, x: Tensor, pull: Pull | None) -> Tensor:
+def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     """Return the sums of a step of this rank's shard, which was x before it."""
     assert p.grad is not None
     x = x.float()
     step = sharded.local(p).detach().float() - x
     gradient = sharded.local_like(p.grad, p).float()
-    if pull is None or not pull.lam:
-        zero = step.new_zeros(())
-        return torch.stack([_square(gradient), _square(step), _square(step), zero, zero])
     pulled = (value(pull.z0, x) - x) * pull.lam
     update = step - pulled
     product = (update * pulled).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -168,14 +169,10 @@ def _show(v: Any) -> str:
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
-    if type(c) is float and (c >= 0 if slot == "gamma" else 0 <= c <= 1):
-        return
     where = " at k = {}, lr = {}".format(*at) if at else ""
     if not isinstance(c, Real):
         raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
-    c = float(c)
-    if slot == "gamma" and not c >= 0:
-        raise ValueError(f"{name}: gamma must not be negative, got {c}{where}")
-    if slot != "gamma" and not 0 <= c <= 1:
+    if not 0 <= float(c) <= (math.inf if slot == "gamma" else 1):
+        must = "not be negative" if slot == "gamma" else "be in [0, 1]"
         fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
-        raise ValueError(f"{name}: {slot} must be in [0, 1], got {c}{where}{fix}")
+        raise ValueError(f"{name}: {slot} must {must}, got {c}{where}{fix}")

@@ -10,16 +10,22 @@ import torch
 from torch import Tensor
 
 from sodaopt import anchors, backends
-from sodaopt._errors import times
-from sodaopt.anchors import AnchorName
+from sodaopt.anchors import AnchorName, Source
 from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
-from sodaopt.core.method import Method
+from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
-from sodaopt.core.validation import FOREIGN, check_comm_dtype, check_keys, check_lr, check_seed
+from sodaopt.core.validation import (
+    FOREIGN,
+    check_comm_dtype,
+    check_keys,
+    check_lr,
+    check_seed,
+    labels,
+)
 from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
@@ -40,8 +46,8 @@ class Step(NamedTuple):
 
 
 STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.Elementwise),
-    Step("triton polar", lambda b: b.kernel == "polar", fused.Polar),
+    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.elementwise),
+    Step("triton polar", lambda b: b.kernel == "polar", fused.polar),
     Step("eager", lambda b: True, lambda b: eager_step),
 )
 
@@ -139,68 +145,55 @@ class SODA(StatefulOptimizer):
             if not FOREIGN.isdisjoint(group):  # set after the constructor
                 check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
         kept, self._kept = self._kept, None  # a step that fails leaves nothing to repeat
-        if self._is_distributed():
-            kept = None  # ranks must agree on the buckets of each step
-        elif kept is None or not self._repeats(*kept):
-            buckets = self._buckets()
-            kept = self._inputs(), buckets
-        for bucket in agreed(self, self._buckets) if kept is None else kept[1]:
+        if kept is not None and kept[0] == self._inputs():
+            inputs, buckets = kept
+            for bucket in buckets:
+                self._prepare(bucket)
+        else:
+            inputs, buckets = None, agreed(self, self._buckets)
+        done = []
+        for bucket in buckets:
             # inside an autocast region the matrix products would run in 16 bits
             device = bucket.params[0].device.type
             with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
                 bucket.run(bucket)
             bucket.g = []
             self._advance(bucket)
-        self._kept = kept
+            done.append(bucket)
+        inputs = inputs or self._inputs()
+        self._kept = inputs and (inputs, done)
 
     # -- buckets ------------------------------------------------------------------------------
 
-    def _inputs(self) -> list[Any]:
-        """Return everything that decides how parameters are sorted into buckets, except k."""
+    def _inputs(self) -> list[Any] | None:
+        """Return everything that decides how parameters are sorted into buckets.
+
+        Step counts are relative to the first, so that the result is the same at the next step.
+        None: they must be sorted anew, because ranks share them or one has not been stepped yet.
+        """
+        if self._sharing.process_group is not None:
+            return None
         found: list[Any] = []
-        state = self.state
+        first, state = None, self.state
         for group in self.param_groups:
             options = group["method"], group["foreach"], group["maximize"], group["seed"]
             found.append((id(group), *options))
             for p in group["params"]:
-                g, s = p.grad, state.get(p)
+                g: Any = p.grad
+                s: Any = state.get(p)
                 if g is None:
                     found.append(None)
-                elif not s:
-                    found.append(object())  # equal to nothing
-                else:
-                    found += (
-                        id(p), p.dtype, p.shape, p.device, p.is_contiguous(), *map(id, s.values()),
-                        type(g), g.dtype, g.layout, g.is_contiguous(), g.is_neg(),
-                    )  # fmt: skip
+                    continue
+                # if capturable, the host does not know the count, and only loading changes it
+                k = 0 if not s else 1 if self.capturable else s["step"].item()
+                if not k or type(p) not in PLAIN:
+                    return None
+                first = first or k
+                found += (
+                    id(p), p.dtype, p.shape, p.device, p.is_contiguous(), *map(id, s.values()),
+                    type(g), g.dtype, g.layout, g.is_contiguous(), g.is_neg(), k - first,
+                )  # fmt: skip
         return found
-
-    def _repeats(self, inputs: list[Any], buckets: list[Bucket]) -> bool:
-        """Prepare the buckets of the last step for this one. Return False if they have changed."""
-        if inputs != self._inputs() or not all(map(self._has_one_count, buckets)):
-            return False
-        if not all(map(_has_its_numbers, buckets)):
-            return False
-        for b in buckets:
-            self._prepare(b)
-        return True
-
-    def _has_one_count(self, b: Bucket) -> bool:
-        """Whether all parameters of a bucket have taken the same steps, and at least one.
-
-        If the method counts by group, they are the steps of the group.
-        """
-        if self.capturable:  # the host does not know. Only loading state changes it.
-            return True
-        counts = {s["step"].item() for s in b.state}
-        if b.method.counts_by_group and (leader := self._leader(b.group)):
-            counts.add(leader["step"].item())
-        return len(counts) == 1 and 0 not in counts
-
-    def _is_distributed(self) -> bool:
-        """Whether ranks may share a parameter."""
-        params = (p for group in self.param_groups for p in group["params"])
-        return self._sharing.process_group is not None or any(type(p) not in PLAIN for p in params)
 
     def _buckets(self) -> list[Bucket]:
         """Group the parameters that have a gradient, so that a bucket shares all operations."""
@@ -212,26 +205,17 @@ class SODA(StatefulOptimizer):
             for j, p in enumerate(group["params"], index):
                 if p.grad is None or p.numel() == 0:
                     continue
-                s, k = self._stepped_state(p, method, group)
-                if leader is not None and leader["step"] > k:
-                    k = self._join(s, leader, method)
+                s = self._stepped_state(p, method, leader)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
-                kernel = method.kernel if ranks is None and runs_kernels(p) else None
-                if kernel is not None and not fused.is_fusable(p, s, kernel, z0):
-                    kernel = None
-                if kernel is None and self.capturable:
-                    raise RuntimeError(
-                        f"capturable=True steps by kernels, which cannot read {_label(group, p)}: "
-                        "it must be a contiguous fp32, bf16 or fp16 tensor on a GPU"
-                    )
+                kernel = self._kernel(method.kernel if ranks is None else None, p, s, z0)
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
-                past = tuple([float(s[name]) for name in method.memory])
-                key = n, k, past, p.dtype, p.device, is_sharded, ranks, kernel, alone
+                counts = tuple([float(s[name]) for name in ("step", *method.memory)])
+                key = n, counts, p.dtype, p.device, is_sharded, ranks, kernel, alone
                 if key not in buckets:
                     buckets[key] = Bucket(
-                        [], [], k, 0.0, [], group, method, is_sharded,
+                        [], [], 0, 0.0, [], group, method, is_sharded,
                         None if ranks is None else self._sharing, kernel,
                     )  # fmt: skip
                 buckets[key].append(p, s, j, z0)
@@ -241,35 +225,53 @@ class SODA(StatefulOptimizer):
             self._prepare(b)
         return list(buckets.values())
 
-    def _stepped_state(self, p: Tensor, method: Method, group: dict[str, Any]) -> tuple[State, int]:
-        """The state and the step count of a parameter that is about to be stepped."""
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise RuntimeError(
-                f"{_label(group, p)} has a sparse gradient, and every method here moves dense "
-                "parameters: build the embedding with sparse=False"
-            )
-        s: Any = self.state.get(p)
-        k = int(s["step"]) if s else 0
-        return s if k else self._current(p, method, first=True), k
-
     def _leader(self, group: dict[str, Any]) -> State | None:
         """The state of the parameter with the most steps. It has the group's k and memory."""
         states = [s for p in group["params"] if (s := self.state.get(p))]
         return max(states, key=lambda s: float(s["step"]), default=None)
 
-    def _join(self, s: State, leader: State, method: Method) -> int:
-        """Take over the group's k and memory, after steps without a gradient. Return k."""
-        for name in ("step", *method.memory):
-            s[name].copy_(leader[name])
-        return int(s["step"])
+    def _stepped_state(self, p: Tensor, method: Method, leader: State | None) -> State:
+        """The state of a parameter that is about to be stepped.
+
+        leader: has the k and the memory that a parameter takes over after steps without a gradient.
+        """
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{labels(self.param_groups)[p]} has a sparse gradient, and every method here "
+                "moves dense parameters: build the embedding with sparse=False"
+            )
+        s = self._current(p, method, first=True)
+        if leader is not None and leader["step"] > s["step"]:
+            for name in ("step", *method.memory):
+                s[name].copy_(leader[name])
+        return s
+
+    def _kernel(self, name: str | None, p: Tensor, s: State, z0: Source | None) -> str | None:
+        """Return the kernel's name if it can step p, or None for plain operations."""
+        if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
+            return name
+        if self.capturable:
+            raise RuntimeError(
+                "capturable=True steps by kernels, which cannot read "
+                f"{labels(self.param_groups)[p]}: it must be a contiguous fp32, bf16 or fp16 "
+                "tensor on a GPU"
+            )
+        return None
+
+    def _coefs(self, s: State, method: Method, lr: Any) -> tuple[Any, Any, Any, Coefs]:
+        """Return k, lr, and the memory and the coefficients of the coming step.
+
+        If capturable, they are tensors on the device.
+        """
+        k, past = s["step"], {name: s[name] for name in method.memory}
+        if not self.capturable:
+            k, lr, past = int(k), float(lr), {name: float(v) for name, v in past.items()}
+        memory = method.advance(past, k, lr)
+        return k, lr, memory, method.coefs(k, lr, memory)
 
     def _prepare(self, b: Bucket) -> None:
-        """Set the numbers of the coming step. If capturable, they are tensors on the device."""
-        s, lr = b.state[0], b.group["lr"]
-        b.lr, b.k = (lr, s["step"]) if self.capturable else (float(lr), int(s["step"]))
-        past = {name: s[name] if self.capturable else float(s[name]) for name in b.method.memory}
-        b.memory = b.method.advance(past, b.k, b.lr)
-        b.c = b.method.coefs(b.k, b.lr, b.memory)
+        """Set the numbers of the coming step."""
+        b.k, b.lr, b.memory, b.c = self._coefs(b.state[0], b.method, b.group["lr"])
         # GradScaler sets both during a step, if capturable
         b.grad_scale, b.found_inf = (getattr(self, n, None) for n in ("grad_scale", "found_inf"))
 
@@ -290,26 +292,12 @@ class SODA(StatefulOptimizer):
         """Return the pull of the coming step, of methods that pull and step in one sum."""
         found = {}
         for group in self.param_groups:
-            method, lr = self.methods[group["method"]], float(group["lr"])
+            method = self.methods[group["method"]]
             if method.centre == "last" or not method.fused:
                 continue
             for p in group["params"]:
-                s = self.state.get(p)
-                if s:
-                    k, past = int(s["step"]), {name: float(s[name]) for name in method.memory}
-                    lam = float(method.coefs(k, lr, method.advance(past, k, lr)).lam)
+                if s := self.state.get(p):
+                    *_, c = self._coefs(s, method, group["lr"])
                     z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
-                    found[p] = Pull(lam, z0)
+                    found[p] = Pull(float(c.lam), z0)
         return found
-
-
-def _has_its_numbers(b: Bucket) -> bool:
-    """Whether each z0 that is one number is still the number that the state holds."""
-    pairs = zip(b.z0, b.state, strict=False)  # no z0 unless the method's centre is "init"
-    return all(float(s["z0"]) == z0 for z0, s in pairs if isinstance(z0, float))
-
-
-def _label(group: dict[str, Any], p: Tensor) -> str:
-    j = next(j for j, q in enumerate(group["params"]) if q is p)
-    names = group.get("param_names")
-    return str(names[j]) if names else f"a parameter of shape {times(p.shape)}"

@@ -13,7 +13,7 @@ from sodaopt._errors import check_shape, times
 from sodaopt.anchors import Anchor
 from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method, named
-from sodaopt.core.validation import as_list, check_keys, check_lr, check_method, check_parameter
+from sodaopt.core.validation import as_list, check_capturable, check_keys, check_lr, check_parameter
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
@@ -57,16 +57,15 @@ class StatefulOptimizer(Watched):
         check_keys(group, method, where)
         group["settings"] = method.settings
         group["params"] = params = as_list(group.get("params"), where)
-        check_method(method, float(group["lr"]), where, self.capturable)
-        seen = {p for g in self.param_groups for p in g["params"]}
+        lr = float(group["lr"])
+        method.coefs(0, lr, method.advance(method.memory, 0, lr))  # raises if one is out of range
+        if self.capturable:
+            check_capturable(method, where)
+        known = {p for g in self.param_groups for p in g["params"]}
         for j, entry in enumerate(params):
             name, p = entry if isinstance(entry, tuple) else (f"parameter {j} of {where}", entry)
-            check_parameter(name, p, method)
-            if p in seen:
-                raise ValueError(
-                    f"{name} ({times(p.shape)}) is in the optimizer twice: remove one of them"
-                )
-            seen.add(p)
+            check_parameter(name, p, method, known)
+            known.add(p)
         super().add_param_group(group)
         self._adopt()
 
@@ -176,17 +175,15 @@ class StatefulOptimizer(Watched):
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
-            if theirs.get("method") != ours["method"]:
-                raise ValueError(
-                    f"group {j} runs {ours['method']!r}, but the state to load was written by "
-                    f"{theirs.get('method') or 'another optimizer'!r}: build the optimizer with "
-                    "the same methods in the same order"
-                )
-            if theirs.get("settings", ours["settings"]) != ours["settings"]:
-                raise ValueError(
-                    f"group {j} runs {ours['settings']}, but the state to load was written by "
-                    f"{theirs['settings']}: build the optimizer with the settings of the checkpoint"
-                )
+            # version 0.1 did not save settings
+            saved = {"method": "another optimizer", "settings": ours["settings"]} | theirs
+            for name in ("method", "settings"):
+                if saved[name] != ours[name]:
+                    raise ValueError(
+                        f"group {j} runs {ours[name]!r}, but the state to load was written by "
+                        f"{saved[name]!r}: build the optimizer with the settings of the "
+                        "checkpoint, and its groups in the same order"
+                    )
         if not all("settings" in theirs for theirs in groups):
             warnings.warn(
                 "the state to load does not say its method's settings (version 0.1 did not save "

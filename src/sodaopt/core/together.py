@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from sodaopt._errors import times
 from sodaopt.core.update import Bucket
+from sodaopt.core.validation import labels
 from sodaopt.parallel.agree import agree, partners
 
 if TYPE_CHECKING:
@@ -24,9 +23,11 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     There is no check while a CUDA graph is captured, because it would wait for the host.
     """
     shared = _shared(opt)
-    is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    is_checked = bool(shared) and not is_captured
-    opt._sharing.begin(partial(_name, opt), is_checked)
+    is_checked = bool(shared) and not (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
+    if shared:
+        opt._sharing.begin(lambda p: labels(opt.param_groups)[p], is_checked)
     if not is_checked:
         yield from make()
         return
@@ -72,28 +73,10 @@ def _shared(opt: SODA) -> dict[Any, list[int]]:
 
 def _descriptions(opt: SODA, indices: list[int], steps: dict[int, int]) -> list[str]:
     """Describe the groups, and the parameters with these indices."""
-    groups, params, index = [], [], 0
+    found = []
     for n, group in enumerate(opt.param_groups):
         values = {name: group[name] for name in ("settings", "maximize", "seed")}
-        groups.append(f"group {n} with {values} and lr {float(group['lr'])}")
-        for j, p in enumerate(group["params"], index):
-            if j in indices:
-                step = f"at step {steps[j]}" if j in steps else "without a gradient"
-                params.append(f"{_label(n, group, j - index, p)} {step}")
-        index += len(group["params"])
-    return groups + params
-
-
-def _label(n: int, group: dict[str, Any], j: int, p: Tensor) -> str:
-    names = group.get("param_names")
-    name = names[j] if names else f"parameter {j}"
-    return f"{name} of group {n} ({times(p.shape)}, {p.dtype})"
-
-
-def _name(opt: SODA, p: Tensor) -> str:
-    """Name a parameter of the optimizer."""
-    for n, group in enumerate(opt.param_groups):
-        for j, q in enumerate(group["params"]):
-            if q is p:
-                return _label(n, group, j, p)
-    return times(p.shape)
+        found.append(f"group {n} with {values} and lr {float(group['lr'])}")
+    every = list(labels(opt.param_groups).values())
+    at = {j: f"at step {steps[j]}" if j in steps else "without a gradient" for j in indices}
+    return found + [f"{every[j]} {step}" for j, step in at.items()]

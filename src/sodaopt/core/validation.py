@@ -37,6 +37,16 @@ def as_list(params: Any, where: str) -> list[Any]:
     return list(params)
 
 
+def labels(groups: list[dict[str, Any]]) -> dict[Tensor, str]:
+    """Describe each parameter for an error."""
+    found = {}
+    for n, group in enumerate(groups):
+        names = group.get("param_names") or [f"parameter {j}" for j in range(len(group["params"]))]
+        for name, p in zip(names, group["params"], strict=True):
+            found[p] = f"{name} of group {n} ({times(p.shape)}, {p.dtype})"
+    return found
+
+
 def check_seed(seed: Any) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise TypeError(f"seed must be an integer, got {seed!r}")
@@ -65,10 +75,13 @@ def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
         )
 
 
-def check_parameter(name: str, p: Any, method: Method) -> None:
+def check_parameter(name: str, p: Any, method: Method, known: set[Tensor]) -> None:
+    """Raise if the method cannot step p, or if p is one of the known parameters."""
     if not isinstance(p, Tensor):
         raise TypeError(f"{name}: expected a tensor, got a {type(p).__name__}")
     label = f"{name} ({times(p.shape)}, {str(p.dtype).removeprefix('torch.')})"
+    if p in known:
+        raise ValueError(f"{label} is in the optimizer twice: remove one of them")
     if p.is_complex():
         raise ValueError(f"{label} is complex: optimise torch.view_as_real of it instead")
     if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -84,11 +97,8 @@ def check_parameter(name: str, p: Any, method: Method) -> None:
         raise ValueError(f"{label} cannot have the geometry of {method.name}: {e}") from None
 
 
-def check_method(method: Method, lr: float, where: str, capturable: bool) -> None:
-    """Raise if the first step has a coefficient out of range, or cannot be captured."""
-    method.coefs(0, lr, method.advance(method.memory, 0, lr))
-    if not capturable:
-        return
+def check_capturable(method: Method, where: str) -> None:
+    """Raise if kernels cannot take the step with k and lr on the device."""
     if method.kernel is None:
         raise ValueError(
             f"{where}: capturable=True needs a method that kernels step, and {method.name} has no "

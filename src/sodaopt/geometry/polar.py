@@ -107,7 +107,7 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
     after three. So the steps are cut into blocks of at most three
     (`Newton.restarts`), and R is computed from X again for each block.
     """
-    R = product(X, X.mT)
+    R = product(X)
     Q = W = _polynomial(R, steps[0], product)
     for step in steps[1:]:
         R = product(R, W)
@@ -120,7 +120,7 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
 def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
     a, b, c = step
     if c:
-        return product(R, R, R, alpha=c, beta=b, diagonal=a)
+        return product(R, R, R, c, b, a)
     W = b * R
     W.diagonal(dim1=-2, dim2=-1).add_(a)
     return W

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from sodaopt.backends.triton.rounding import _key, _mix, _rounded
 from sodaopt.backends.triton.tables import (
     CHUNK,
     COLUMNS,
-    DTYPES,
     Launch,
     Table,
+    chunk,
     chunks,
+    constant,
     number,
     pointer,
     scale,
@@ -36,78 +38,87 @@ def _step(
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
-    chunks += tl.program_id(0).to(tl.int64) * 2
-    row = rows + tl.load(chunks) * COLUMNS
-    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(row + 8) - first, CHUNK).to(tl.int32)
-    if ALIGNED:
-        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
+    row, first, n = chunk(chunks, rows, COLUMNS, 5, ALIGNED, CHUNK)
     alpha, alpha_bar, lam = number(numbers, 0), number(numbers, 1), number(numbers, 2)
-    rate, eps, sign_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
+    rate, eps, factor_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
     width = scale(row, numbers)
     p_ptr = pointer(row, 0, P, ALIGNED) + first
     m_ptr = pointer(row, 1, tl.float32, ALIGNED) + first
     v_ptr = pointer(row, 2, tl.float32, ALIGNED) + first
+    z_ptr = pointer(row, 3, Z, ALIGNED) + first
     g_ptr = pointer(row, 4, G, ALIGNED) + first
-    if CENTRE == "tensor":
-        z_ptr = pointer(row, 3, Z, ALIGNED) + first
-    if CENTRE == "number":
-        z = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
-    if tl.float32 != P:
-        start = (tl.load(row + 5) + first).to(tl.uint32)
-        key = _key(tl.load(row + 6).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
+    z, key = constant(row), rounding_key(row, numbers, P)
+    start = (tl.load(row + 6) + first).to(tl.uint32)
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        y = tl.load(p_ptr + at, at < n).to(tl.float32)
-        g = tl.load(g_ptr + at, at < n).to(tl.float32) * sign_of_g
-        d = g
-        if MOMENTUM:
-            d = lerp(tl.load(m_ptr + at, at < n), g, alpha)
-            tl.store(m_ptr + at, d, at < n)
-        if OPTIMISM:
-            d = lerp(d, g, alpha_bar)
+        inside = at < n
+        y = pulled(p_ptr + at, z_ptr + at, z, inside, lam, CENTRE)  # loads come before stores
+        g = tl.load(g_ptr + at, inside, other=0).to(tl.float32) * factor_of_g
+        d = dual_average(g, m_ptr + at, inside, alpha, alpha_bar, MOMENTUM, OPTIMISM)
         if MAP == "diagonal":
-            v = g * g * rate + tl.load(v_ptr + at, at < n) * (1 - rate)
-            tl.store(v_ptr + at, v, at < n)
+            v = g * g * rate + tl.load(v_ptr + at, inside) * (1 - rate)
+            tl.store(v_ptr + at, v, inside)
             u = tl.div_rn(d, tl.sqrt_rn(v) + eps) * width
         elif MAP == "sign":
             sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
             u = (sign + 0.0 * d) * width  # 0 d keeps NaN and inf visible
         else:  # "identity"
             u = d * width
-        if CENTRE == "origin":
-            y = y * (1 - lam)
-        elif CENTRE == "tensor":
-            y = lerp(y, tl.load(z_ptr + at, at < n).to(tl.float32), lam)
-        elif CENTRE == "number":
-            y = lerp(y, z, lam)
-        y = y + u
-        if tl.float32 != P:
-            y = _rounded(y, _mix((start + at.to(tl.uint32)) * 0x9E3779B1 + key), P)
-        tl.store(p_ptr + at, y, at < n)
+        write(p_ptr + at, y + u, inside, start + at.to(tl.uint32), key, P)
 
 
-class Elements:
-    """Parameters of one method that share all dtypes: one launch steps them.
+@triton.jit
+def dual_average(
+    g, m_ptr, inside, alpha, alpha_bar, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr
+):
+    """m <- lerp(m, g, alpha). Return m_bar = lerp(m, g, alpha_bar)."""
+    d = g
+    if MOMENTUM:
+        d = lerp(tl.load(m_ptr, inside, other=0), g, alpha)
+        tl.store(m_ptr, d, inside)
+    if OPTIMISM:
+        d = lerp(d, g, alpha_bar)
+    return d
 
-    is_even: all sizes are multiples of 16.
-    P, G, Z: the dtypes of parameters, gradients and z0.
-    """
 
-    def __init__(
-        self, table: Table, device: torch.device, is_even: bool, P: torch.dtype, G: torch.dtype,
-        Z: torch.dtype | None, CENTRE: str, **options: Any,
-    ) -> None:  # fmt: skip
-        self.table = table
-        self.chunks = chunks(tuple(table.offsets[:, 8].tolist()), device)
-        self.launches = [
-            Launch(
-                _step, (len(self.chunks),), device, CENTRE=CENTRE, P=DTYPES[P], G=DTYPES[G],
-                Z=DTYPES[Z] if Z else None, ALIGNED=is_even and is_aligned, CHUNK=CHUNK,
-                BLOCK=BLOCK, **options,
-            )
-            for is_aligned in (False, True)
-        ]  # fmt: skip
+@triton.jit
+def pulled(p_ptr, z_ptr, z, inside, lam, CENTRE: tl.constexpr):
+    """(1 - lam) y + lam centre. z: a z0 that is one number."""
+    y = tl.load(p_ptr, inside).to(tl.float32)
+    if CENTRE == "origin":
+        y = y * (1 - lam)
+    elif CENTRE == "tensor":
+        y = lerp(y, tl.load(z_ptr, inside).to(tl.float32), lam)
+    elif CENTRE == "number":
+        y = lerp(y, z, lam)
+    return y
 
-    def step_(self, numbers: Tensor) -> None:
-        self.launches[self.table.is_aligned](self.chunks, self.table.rows, numbers)
+
+@triton.jit
+def rounding_key(row, numbers, P: tl.constexpr):
+    """The key of this step for rounding, if P has 16 bits."""
+    key = 0
+    if tl.float32 != P:
+        key = _key(tl.load(row + 7).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
+    return key
+
+
+@triton.jit
+def write(p_ptr, y, inside, index, key, P: tl.constexpr):
+    """Store y, rounded if P has 16 bits. index: of the elements in the whole parameter."""
+    if tl.float32 != P:
+        y = _rounded(y, _mix(index * 0x9E3779B1 + key), P)
+    tl.store(p_ptr, y, inside)
+
+
+def planned(
+    table: Table, device: torch.device, constants: dict[str, Any]
+) -> Callable[[Tensor], None]:
+    """Return a function of the numbers of a step that steps the parameters of a table."""
+    programs = chunks(tuple(table.offsets[:, 5].tolist()), device)
+    launch = Launch(_step, device, constants | {"CHUNK": CHUNK, "BLOCK": BLOCK})
+
+    def run(numbers: Tensor) -> None:
+        launch((len(programs), 1, 1), table.is_aligned, programs, table.rows, numbers)
+
+    return run

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt.backends.triton.tables import DTYPES, address, launch
+from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, pointer
 
 BLOCK = 1024
 """Elements that a program handles at a time."""
@@ -14,25 +14,18 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["step"])
 def _write(
-    chunks, columns, step, P: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    chunks, rows, step, P: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    chunks += tl.program_id(0).to(tl.int64) * 2
-    columns += tl.load(chunks) * 5
-    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(columns) - first, CHUNK).to(tl.int32)
-    x_ptr = tl.load(columns + 1).to(tl.pointer_type(tl.float32)) + first
-    p_ptr = tl.load(columns + 2).to(tl.pointer_type(P)) + first
-    start = (tl.load(columns + 3) + first).to(tl.uint32)
-    key = _key(tl.load(columns + 4).to(tl.uint32), step)
-    if ALIGNED:
-        x_ptr, p_ptr = tl.multiple_of(x_ptr, 16), tl.multiple_of(p_ptr, 16)
-        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
+    row, first, n = chunk(chunks, rows, 5, 2, ALIGNED, CHUNK)
+    x_ptr = pointer(row, 0, tl.float32, ALIGNED) + first
+    p_ptr = pointer(row, 1, P, ALIGNED) + first
+    start = (tl.load(row + 3) + first).to(tl.uint32)
+    key = _key(tl.load(row + 4).to(tl.uint32), step)
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
-        number = start + at.to(tl.uint32)
-        y = _rounded(x, _mix(number * 0x9E3779B1 + key), P)
+        y = _rounded(x, _mix((start + at.to(tl.uint32)) * 0x9E3779B1 + key), P)
         tl.store(p_ptr + at, y, at < n)
 
 
@@ -79,7 +72,7 @@ def write_(
     prefixes: `rounding.prefix` of each parameter.
     """
     rows = tuple(
-        (x.numel(), address(x), address(p), start, prefix)
+        (address(x), address(p), x.numel(), start, prefix)
         for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
     )
     launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], BLOCK=BLOCK)

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.tables import DTYPES, address, launch
+from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, pointer
 
 BLOCK = 256
 """Philox blocks of four words each that a program makes at a time."""
@@ -39,17 +39,14 @@ class Stream(NamedTuple):
 
 @triton.jit
 def _pull(
-    chunks, columns, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr,
+    chunks, rows, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr,
     ALIGNED: tl.constexpr, EDGE: tl.constexpr, ROOT2: tl.constexpr, TURN: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    chunks += tl.program_id(0).to(tl.int64) * 2
-    columns += tl.load(chunks) * 7
-    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
-    n = tl.minimum(tl.load(columns) - first, CHUNK).to(tl.int32)
-    x_ptr = tl.load(columns + 1).to(tl.pointer_type(X)) + first
-    start = tl.load(columns + 3) + first
-    stream, key, numbers = tl.load(columns + 4), tl.load(columns + 5), tl.load(columns + 6)
+    row, first, n = chunk(chunks, rows, 7, 2, ALIGNED, CHUNK)
+    x_ptr = pointer(row, 0, X, ALIGNED) + first
+    start = tl.load(row + 3) + first
+    stream, key, numbers = tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
     a = numbers.to(tl.int32).to(tl.float32, bitcast=True)
     b = (numbers >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     PER_BLOCK: tl.constexpr = 2 if KIND == "normal" else 4  # elements
@@ -58,7 +55,6 @@ def _pull(
     STOP: tl.constexpr = CHUNK if ALIGNED else CHUNK + STEP
     if ALIGNED:
         behind = 0
-        x_ptr, n = tl.multiple_of(x_ptr, 16), tl.multiple_of(n, 16)
     zero = tl.zeros((BLOCK,), tl.int64)
     for begin in range(0, STOP, STEP):
         block = start // PER_BLOCK + begin // PER_BLOCK + tl.arange(0, BLOCK)
@@ -105,7 +101,7 @@ def pull_(
     dtype: z0 is rounded to it first.
     """
     rows = tuple(
-        (x.numel(), address(x), 4 * s.start, s.start, s.stream, s.seed, _pair(s.a, s.b))
+        (address(x), 4 * s.start, x.numel(), s.start, s.stream, s.seed, _pair(s.a, s.b))
         for x, s in zip(xs, streams, strict=True)
     )
     launch(

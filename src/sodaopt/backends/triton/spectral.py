@@ -17,23 +17,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sodaopt.backends.triton.elementwise import dual_average, pulled, rounding_key, write
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.rounding import _key, _mix, _rounded
-from sodaopt.backends.triton.tables import COLUMNS, DTYPES, Launch, Table, number, pointer, scale
+from sodaopt.backends.triton.tables import COLUMNS, Launch, Table, constant, number, pointer, scale
 
 TILE = 64
 
 
 @triton.jit
-def _tile(row, short, long, EVEN: tl.constexpr, TILE: tl.constexpr):
-    """The rows and columns of this program's tile, the elements' indices, and which exist."""
-    pitch, is_turned = tl.load(row + 8), tl.load(row + 9) != 0
+def _tile(row, short, long, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+    """The rows and columns of this program's tile, the elements' indices, and which exist.
+
+    ALIGNED: all tiles are full, and loads may be wide.
+    """
+    pitch, is_turned = tl.load(row + 5), tl.load(row + 10) != 0
     height, width = tl.where(is_turned, long, short), tl.where(is_turned, short, long)
     across = tl.cdiv(width, TILE)
     r = tl.program_id(0) // across * TILE + tl.arange(0, TILE)
     c = tl.program_id(0) % across * TILE + tl.arange(0, TILE)
     inside = (r[:, None] < height) & (c[None, :] < width)
-    if EVEN:
+    if ALIGNED:
         pitch = tl.multiple_of(pitch, 16)
         inside = tl.full((TILE, TILE), True, tl.int1)
     return r, c, r[:, None] * pitch + c[None, :], inside, is_turned
@@ -42,20 +45,22 @@ def _tile(row, short, long, EVEN: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _average(
     rows, squares, numbers, short, long,
-    MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, EVEN: tl.constexpr,
+    MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
     row = rows + tl.program_id(1) * COLUMNS
-    _r, _c, at, inside, _is_turned = _tile(row, short, long, EVEN, TILE)
-    d = tl.load(pointer(row, 4, G, EVEN) + at, inside, other=0).to(tl.float32) * number(numbers, 7)
-    if MOMENTUM:
-        g, m_ptr = d, pointer(row, 1, tl.float32, EVEN)
-        d = lerp(tl.load(m_ptr + at, inside, other=0), g, number(numbers, 0))
-        tl.store(m_ptr + at, d, inside)
-        if OPTIMISM:
-            d = lerp(d, g, number(numbers, 1))
+    _r, _c, at, inside, _is_turned = _tile(row, short, long, ALIGNED, TILE)
+    g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside, other=0).to(tl.float32)
+    m_ptr, alpha, alpha_bar = (
+        pointer(row, 1, tl.float32, ALIGNED),
+        number(numbers, 0),
+        number(numbers, 1),
+    )
+    d = dual_average(
+        g * number(numbers, 7), m_ptr + at, inside, alpha, alpha_bar, MOMENTUM, OPTIMISM
+    )
     wide = d.to(tl.float64)  # squares of 1e20 overflow in fp32
     tl.store(
         squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(wide * wide)
@@ -65,20 +70,19 @@ def _average(
 @triton.jit(do_not_specialize=["first"])
 def _normalise(
     rows, squares, numbers, X, first, safety, smallest, short, long,
-    MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, EVEN: tl.constexpr,
+    MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
-    r, c, at, inside, is_turned = _tile(row, short, long, EVEN, TILE)
-    if OPTIMISM or not MOMENTUM:
-        d = tl.load(pointer(row, 4, G, EVEN) + at, inside).to(tl.float32) * number(numbers, 7)
+    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
+    # loads that are not used are not compiled
+    g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside).to(tl.float32) * number(numbers, 7)
+    d = g
     if MOMENTUM:
-        m = tl.load(pointer(row, 1, tl.float32, EVEN) + at, inside)
-        if OPTIMISM:
-            d = lerp(m, d, number(numbers, 1))
-        else:
-            d = m
+        d = tl.load(pointer(row, 1, tl.float32, ALIGNED) + at, inside)
+    if OPTIMISM:
+        d = lerp(d, g, number(numbers, 1))
     length = tl.sqrt(tl.load(squares + first + n)).to(tl.float32) * safety
     # an overflowed length becomes NaN: a division by infinity would look like a zero gradient
     d = tl.div_rn(d, tl.maximum(length, smallest) + length * 0)
@@ -92,67 +96,48 @@ def _normalise(
 @triton.jit(do_not_specialize=["first"])
 def _finish(
     rows, U, numbers, first, short, long,
-    CENTRE: tl.constexpr, P: tl.constexpr, Z: tl.constexpr, EVEN: tl.constexpr,
+    CENTRE: tl.constexpr, P: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
-    r, c, at, inside, is_turned = _tile(row, short, long, EVEN, TILE)
-    p_ptr, lam = pointer(row, 0, P, EVEN), number(numbers, 2)
-    y = tl.load(p_ptr + at, inside).to(tl.float32)
-    if CENTRE == "origin":
-        y = y * (1 - lam)
-    elif CENTRE == "tensor":
-        y = lerp(y, tl.load(pointer(row, 3, Z, EVEN) + at, inside).to(tl.float32), lam)
-    elif CENTRE == "number":
-        y = lerp(y, tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True), lam)
+    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
     U += n.to(tl.int64) * short * long
     if is_turned:
         u = tl.trans(tl.load(U + c[:, None] * long + r[None, :], tl.trans(inside)))
     else:
         u = tl.load(U + r[:, None] * long + c[None, :], inside)
-    y = y + u.to(tl.float32) * scale(row, numbers)
-    if tl.float32 != P:
-        index = (tl.load(row + 5) + at).to(tl.uint32)
-        key = _key(tl.load(row + 6).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
-        y = _rounded(y, _mix(index * 0x9E3779B1 + key), P)
-    tl.store(p_ptr + at, y, inside)
+    p_ptr, z_ptr = pointer(row, 0, P, ALIGNED), pointer(row, 3, Z, ALIGNED)
+    y = pulled(p_ptr + at, z_ptr + at, constant(row), inside, number(numbers, 2), CENTRE)
+    y += u.to(tl.float32) * scale(row, numbers)
+    index = (tl.load(row + 6) + at).to(tl.uint32)
+    write(p_ptr + at, y, inside, index, rounding_key(row, numbers, P), P)
 
 
 class Matrices:
-    """Matrices of one shape, up to transposition, that share all dtypes.
-
-    P, G, Z: the dtypes of parameters, gradients and z0.
-    """
+    """Matrices of one shape, up to transposition, that share all dtypes."""
 
     def __init__(
-        self, table: Table, device: torch.device, short: int, long: int, P: torch.dtype,
-        G: torch.dtype, Z: torch.dtype | None, CENTRE: str, **options: bool,
-    ) -> None:  # fmt: skip
-        self.table, self.short, self.long, self.device = table, short, long, device
+        self, table: Table, device: torch.device, short: int, long: int, constants: dict[str, Any]
+    ) -> None:
+        self.table, self.device, self.short, self.long = table, device, short, long
         self.n, self.tiles = len(table.owners), -(-short // TILE) * -(-long // TILE)
-        self.fills = not (short % TILE or long % TILE or (table.offsets[:, 8] % 16).any())
-        self.before = {"G": DTYPES[G], **options}
-        self.after = {"CENTRE": CENTRE, "P": DTYPES[P], "Z": DTYPES[Z] if Z else None}
-        self.launches: dict[Any, Launch] = {}
+        self.fills = not (short % TILE or long % TILE)
+        constants = constants | {"TILE": TILE}
+        kernels = _average, _normalise, _finish
+        self.average, self.normalise, self.finish = (Launch(k, device, constants) for k in kernels)
 
-    def _launch(self, kernel: Any, n: int, constants: dict[str, Any]) -> Launch:
-        """The kernel on n matrices."""
-        even = self.fills and self.table.is_aligned  # all tiles are full, and loads may be wide
-        key = id(kernel), n, even
-        if key not in self.launches:
-            grid = self.tiles, n
-            constants = {"EVEN": even, "TILE": TILE, **constants}
-            self.launches[key] = Launch(kernel, grid, self.device, **constants)
-        return self.launches[key]
+    def _run(self, launch: Launch, n: int, *args: Any) -> None:
+        """Run a kernel on n matrices."""
+        is_aligned = self.fills and self.table.is_aligned
+        launch((self.tiles, n, 1), is_aligned, self.table.rows, *args, self.short, self.long)
 
     def average_(self, numbers: Tensor) -> Tensor:
         """Average the gradients into m. Return the squared norm of each m_bar in float64."""
         squares = torch.empty(self.n, self.tiles, dtype=torch.float64, device=self.device)
-        launch = self._launch(_average, self.n, self.before)
-        launch(self.table.rows, squares, numbers, self.short, self.long)
+        self._run(self.average, self.n, squares, numbers)
         return squares.sum(1)
 
     def normalised(
@@ -163,13 +148,11 @@ class Matrices:
 
         They are stacked as (n, short, long).
         """
-        X = torch.empty(len(part), self.short, self.long, dtype=dtype, device=self.device)
-        launch = self._launch(_normalise, len(part), self.before)
-        rest = part.start, safety, smallest, self.short, self.long
-        launch(self.table.rows, squares, numbers, X, *rest)
+        n = len(part)
+        X = torch.empty(n, self.short, self.long, dtype=dtype, device=self.device)
+        self._run(self.normalise, n, squares, numbers, X, part.start, safety, smallest)
         return X
 
     def finish_(self, part: range, U: Tensor, numbers: Tensor) -> None:
         """Pull the parameters of a part to their centre, and add their scaled directions U."""
-        launch = self._launch(_finish, len(part), self.after)
-        launch(self.table.rows, U, numbers, part.start, self.short, self.long)
+        self._run(self.finish, len(part), U, numbers, part.start)

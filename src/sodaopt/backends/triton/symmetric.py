@@ -5,7 +5,7 @@ Only tiles on and below the diagonal are computed. Each is stored twice, as it i
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import triton
@@ -23,7 +23,7 @@ multiplies while it stores."""
 @triton.jit
 def _product(
     A, B, C, out, alpha, beta, diagonal, side, depth,
-    HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -38,7 +38,7 @@ def _product(
     b_ptr = B + n * side * depth + c[None, :] * depth + k[:, None]
     total = tl.zeros((BLOCK, BLOCK), tl.float32)
     for begin in range(0, depth, DEPTH):
-        if EVEN:
+        if ALIGNED:
             a, b = tl.load(a_ptr + begin), tl.load(b_ptr + begin)
         else:
             inside = begin + k < depth
@@ -57,41 +57,40 @@ def _product(
         tl.store(out + here, result, inside)
         if i != j:
             tl.store(out + there, tl.trans(result), tl.trans(inside))
+    elif i == j:  # it is not quite: one half is used. Stores with this mask are narrow.
+        half = inside & (r[:, None] >= c[None, :])
+        tl.store(out + here, result, half)
+        tl.store(out + there, tl.trans(result), tl.trans(half))
     else:
-        if i == j:  # it is not quite: one half is used
-            half = inside & (r[:, None] >= c[None, :])
-            tl.store(out + here, result, half)
-            tl.store(out + there, tl.trans(result), tl.trans(half))
-        else:
-            tl.store(out + here, result, inside)
-            tl.store(out + there, tl.trans(result), tl.trans(inside))
+        tl.store(out + here, result, inside)
+        tl.store(out + there, tl.trans(result), tl.trans(inside))
 
 
 def product(
-    A: Tensor, B: Tensor, C: Tensor | None, alpha: float, beta: float, diagonal: float
-) -> Tensor:
-    """A B^T, or with C alpha A B^T + beta C + diagonal I."""
+    A: Tensor, B: Tensor | None = None, C: Tensor | None = None, alpha: float = 1, beta: float = 1,
+    diagonal: float = 0,
+) -> Tensor:  # fmt: skip
+    """See `sodaopt.backends.products.Symmetric`.
+
+    All matrices are contiguous and begin at a multiple of 16 bytes, as new tensors do.
+    """
     n, side, depth = A.shape
     out = torch.empty(n, side, side, dtype=A.dtype, device=A.device)
-    if n == 0:
-        return out
-    a, b = A.data_ptr(), B.data_ptr()
-    offsets = a % 16, b % 16, 0 if C is None else C.data_ptr() % 16
-    launch = _launch(A.device, n, side, depth, C is not None, a == b, offsets)
-    numbers = float(alpha), float(beta), float(diagonal)
-    launch(A, B, A if C is None else C, out, *numbers, side, depth)
+    if n:
+        B = A if B is None else B
+        launch, tiles, is_even = _launch(A.device, side, depth, C is not None, A is B)
+        numbers = float(alpha), float(beta), float(diagonal)
+        launch((tiles, n, 1), is_even, A, B, A if C is None else C, out, *numbers, side, depth)
     return out
 
 
-@lru_cache(maxsize=1024)
+@cache
 def _launch(
-    device: torch.device, n: int, side: int, depth: int, has_c: bool, is_square: bool,
-    offsets: tuple[int, ...],
-) -> Launch:  # fmt: skip
-    """One launch for all arguments that must not change, see `Launch`."""
+    device: torch.device, side: int, depth: int, has_c: bool, is_square: bool
+) -> tuple[Launch, int, bool]:
+    """The kernel for a shape, its number of tiles, and whether all tiles are full."""
     across = -(-side // BLOCK)
-    return Launch(
-        _product, (across * (across + 1) // 2, n), device, HAS_C=has_c, IS_SQUARE=is_square,
-        EVEN=side % BLOCK == depth % DEPTH == 0, BLOCK=BLOCK, DEPTH=DEPTH, num_warps=WARPS,
-        num_stages=STAGES, maxnreg=REGISTERS,
-    )  # fmt: skip
+    constants = {"HAS_C": has_c, "IS_SQUARE": is_square, "BLOCK": BLOCK, "DEPTH": DEPTH}
+    options = {"num_warps": WARPS, "num_stages": STAGES, "maxnreg": REGISTERS}
+    launch = Launch(_product, device, constants, **options)
+    return launch, across * (across + 1) // 2, side % BLOCK == depth % DEPTH == 0

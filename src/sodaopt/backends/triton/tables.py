@@ -3,10 +3,10 @@
 A kernel of a step reads two tensors: a table with a row for each parameter (or for each of its
 matrices), and the numbers of this step. So a launch has the same arguments at each step.
 
-    row        addresses of p, m, v, z0 (or the bits of a constant z0) and g, the index of the first
-               element and the key's prefix for rounding bits, the width factor as float64 bits, the
-               number of elements (elementwise) or the distance of two rows in memory, and whether
-               the long side is stored first
+    row        addresses of p, m, v, z0 and g, the number of elements (elementwise) or the distance
+               of two rows in memory, the index of the first element and the key's prefix for
+               rounding bits, the width factor and a constant z0 as float64 bits, and whether the
+               long side is stored first
     numbers    alpha, alpha_bar, lam, gamma, rate, eps, k, the factor of the gradients, and whether
                to skip the step. All are float64.
 """
@@ -25,7 +25,7 @@ from triton.runtime import driver
 
 CHUNK = 1 << 12
 """Elements that one program of an elementwise kernel handles."""
-COLUMNS = tl.constexpr(10)
+COLUMNS = tl.constexpr(11)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 Rows: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -36,54 +36,56 @@ Rows: TypeAlias = tuple[tuple[int, ...], ...]
 class Table:
     """The rows of one launch.
 
-    has_z0: z0 is a tensor.
     owners: the index of the parameter that each row belongs to.
     offsets: the numbers of each row. The addresses of its parameter are added to the first five.
-    is_aligned: wide loads may be used, because all addresses are multiples of 16 bytes.
+    is_aligned: wide loads may be used: all addresses and distances are multiples of 16.
     """
 
     rows: Tensor
     is_aligned: bool
 
-    def __init__(self, has_z0: bool, owners: Sequence[int], offsets: Sequence[Any]) -> None:
+    def __init__(self, owners: Sequence[int], offsets: Sequence[Any]) -> None:
         self.owners = torch.tensor(owners, device="cpu")
         self.offsets = torch.tensor(offsets, device="cpu")
-        self.columns = [0, 1, 2, 3, 4] if has_z0 else [0, 1, 2, 4]
 
     def fill(self, addresses: Tensor, device: torch.device) -> None:
         """Write the rows. addresses: (5, parameters), as in a row."""
         rows = self.offsets.clone()
         rows[:, :5] += addresses[:, self.owners].T
-        self.is_aligned = not (rows[:, self.columns] % 16).any()
+        self.is_aligned = not (rows[:, :6] % 16).any()
         self.rows = uploaded(rows, device)
 
 
 class Launch:
-    """A kernel with its grid and its constants, which are its last arguments.
+    """A kernel with its constants, which are its last arguments.
 
-    All calls pass arguments of the same types and alignment. From the second call on the compiled
-    kernel is launched directly, because Triton's look-up takes longer than the launch.
+    constants: dtypes are torch's. Names that the kernel does not have are ignored.
+
+    is_aligned, an argument of a call, is the constant ALIGNED. From the second call with its value
+    on, the compiled kernel is launched directly, because Triton's look-up takes longer than the
+    launch. So all calls with one value pass arguments of the same types and alignment.
     """
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, ...], device: torch.device, **constants: Any
+        self, kernel: Any, device: torch.device, constants: dict[str, Any], **options: Any
     ) -> None:
-        self.kernel, self.grid, self.constants = kernel, (*grid, 1, 1)[:3], constants
-        self.index, self.compiled = device.index, None
+        names = [name for name in kernel.arg_names if name in constants]
+        self.constants = {name: DTYPES.get(constants[name], constants[name]) for name in names}
+        self.kernel, self.index, self.options = kernel, device.index, options
+        self.compiled: dict[bool, tuple[Any, ...]] = {}
 
-    def __call__(self, *args: Any) -> None:
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*args, **self.constants)
-            if self.compiled is not None:  # the interpreter compiles nothing
-                names = self.kernel.arg_names[len(args) :]
-                self.last = [self.constants[name] for name in names]
-                self.first = *self.grid, self.compiled.function, self.compiled.packed_metadata
+    def __call__(self, grid: tuple[int, int, int], is_aligned: bool, *args: Any) -> None:
+        if is_aligned not in self.compiled:
+            constants = self.constants | {"ALIGNED": is_aligned}
+            compiled = self.kernel[grid](*args, **constants, **self.options)
+            if compiled is not None:  # the interpreter compiles nothing
+                last = [constants[name] for name in self.kernel.arg_names[len(args) :]]
+                function = compiled.function, compiled.packed_metadata, None, None, None
+                self.compiled[is_aligned] = compiled.run, function, last
             return
-        # as JITFunction.run calls it. If that changes, call self.kernel[self.grid] at each step.
-        x, y, z, function, metadata = self.first
-        stream = driver.active.get_current_stream(self.index)
-        hooks = None, None, None
-        self.compiled.run(x, y, z, stream, function, metadata, *hooks, *args, *self.last)
+        # as JITFunction.run calls it. If that changes, call self.kernel[grid] at each step.
+        run, function, last = self.compiled[is_aligned]
+        run(*grid, driver.active.get_current_stream(self.index), *function, *args, *last)
 
 
 @triton.jit
@@ -103,16 +105,40 @@ def pointer(row, column: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
 @triton.jit
 def scale(row, numbers):
     """gamma times the width factor."""
-    return (tl.load(row + 7).to(tl.float64, bitcast=True) * tl.load(numbers + 3)).to(tl.float32)
+    return (tl.load(row + 8).to(tl.float64, bitcast=True) * tl.load(numbers + 3)).to(tl.float32)
+
+
+@triton.jit
+def constant(row):
+    """A z0 that is one number."""
+    return tl.load(row + 9).to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def chunk(
+    chunks, rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """This program's row, the first element of its chunk, and the number of elements.
+
+    SIZE: the column with the number of elements of the tensor.
+    """
+    chunks += tl.program_id(0).to(tl.int64) * 2
+    row = rows + tl.load(chunks) * COLUMNS
+    first = tl.load(chunks + 1).to(tl.int64) * CHUNK
+    n = tl.minimum(tl.load(row + SIZE) - first, CHUNK).to(tl.int32)
+    if ALIGNED:
+        n = tl.multiple_of(n, 16)  # otherwise the masks make all loads narrow
+    return row, first, n
 
 
 # -- kernels with tables of their own -------------------------------------------------------------
 
 
-def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options: Any) -> None:
+def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **constants: Any) -> None:
     """Run a kernel with one program for each chunk of each tensor.
 
-    rows: for each tensor its number of elements, two addresses, and other 64-bit numbers that the
+    rows: for each tensor two addresses, its number of elements, and other 64-bit numbers that the
     kernel reads. Loads are wide if the first three are multiples of 16.
     written: the tensors that the kernel writes to, all on one device.
     """
@@ -121,9 +147,9 @@ def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **options
         for is_aligned in (True, False):  # wide loads, or narrow ones
             its = tuple(row for row in rows if ((row[0] | row[1] | row[2]) % 16 == 0) == is_aligned)
             if its:
-                programs = chunks(tuple(row[0] for row in its), device)
+                programs = chunks(tuple(row[2] for row in its), device)
                 columns = _on_device(device, _columns, its)
-                options |= {"ALIGNED": is_aligned, "CHUNK": CHUNK}
+                options = constants | {"ALIGNED": is_aligned, "CHUNK": CHUNK}
                 kernel[(len(programs),)](programs, columns, *args, **options)
     torch.autograd.graph.increment_version(written)
 
