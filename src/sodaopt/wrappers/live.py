@@ -7,6 +7,7 @@ dict holds everything, and a checkpoint of the bare base loads too.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
@@ -21,6 +22,9 @@ Group: TypeAlias = dict[str, Any]
 
 PREFIXES: dict[str, str] = {}
 """The names of the wrappers by the prefix of their keys."""
+
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""The tables of step hooks, private in torch, that a wrapper shares with its base."""
 
 NEEDED = {"betas", "momentum", "method"}
 """Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
@@ -48,21 +52,22 @@ class LiveOptimizer(Optimizer):
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
         self.base = base
-        super().__setstate__({})  # the hook tables and the patched step, without taking parameters
+        self._connect()
         for key, value in self._group_keys().items():
             base.defaults.setdefault(key, value)  # for groups added later
             for group in base.param_groups:
                 group.setdefault(key, value)
         self._check_groups(base.param_groups)
-        for p in list(base.state):
-            self._fp32_step.widen(p)
-        WRAPPERS[id(base)] = self
+        if any(base.state.get(p) for p in self._fp32_step.params()):
+            self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
 
-    @property
-    def _fp32_step(self) -> Fp32Step:
-        if "_stepper" not in self.__dict__:  # a copy or an unpickled wrapper makes a new one
-            self._stepper = Fp32Step(self.base, type(self).__name__, self._key(""))
-        return self._stepper
+    def _connect(self) -> None:
+        """Make the parts that are not copied or pickled."""
+        super().__setstate__({})  # torch's tables of hooks and patched step, without parameters
+        for name in HOOKS:
+            setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
+        self._fp32_step = Fp32Step(self.base, type(self).__name__)
+        WRAPPERS[id(self.base)] = self
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
@@ -144,7 +149,6 @@ class LiveOptimizer(Optimizer):
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         for n, p in numbered:
             if n in theirs:
-                self._fp32_step.restore(p, theirs[n])
                 self.base.state[p].update(restored[p])
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -188,7 +192,7 @@ class LiveOptimizer(Optimizer):
         states = self.base.state.items()
         kept = {p: {k: s.pop(k) for k in self._own_keys(s)} for p, s in states}
         try:
-            self.base.load_state_dict(state_dict)
+            self._fp32_step.load_base(state_dict)
         except BaseException:
             for p, own in kept.items():
                 if own:
@@ -209,8 +213,7 @@ class LiveOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        super().__setstate__({})
-        WRAPPERS[id(self.base)] = self
+        self._connect()
 
     @classmethod
     def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:
