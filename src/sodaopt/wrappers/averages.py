@@ -42,26 +42,24 @@ class _Averaged(_Average):
     """
 
     _output = "x"
-    lam: Coef
-    lam_bar: float
-    weight_decay_at_y = 0.0
-    """The weight decay at y. The base's own acts at z."""
+
+    def _coefs(self) -> tuple[Coef, float, float]:
+        """lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
+        raise NotImplementedError
 
     @property
     def _coef(self) -> Coef:
-        return self.lam
+        return self._coefs()[0]
 
     def _around(self, step: GroupStep) -> Iterator[None]:
         group, y, k = step.group, step.points, step.group[self._key("k")]
+        coef, lam_bar, at_y = self._coefs()
         past = self._memory(group, k)
-        lam = float(schedules.value(self.lam, k, group.get("lr", 1.0), past))
+        lam = float(schedules.value(coef, k, group.get("lr", 1.0), past))
         kept = self._kept(step)
         xs, zs = ([sharded.local(own[name]) for own in kept.values()] for name in ("x", "z"))
-        if self.weight_decay_at_y:
-            decay = torch._foreach_mul(y, group["lr"] * self.weight_decay_at_y)
-            torch._foreach_copy_(y, torch._foreach_sub(zs, decay))
-        else:
-            torch._foreach_copy_(y, zs)
+        decayed = torch._foreach_add(zs, y, alpha=-at_y * group["lr"]) if at_y else zs
+        torch._foreach_copy_(y, decayed)
         yield
         if step.begun:
             torch._foreach_copy_(zs, y)
@@ -69,7 +67,7 @@ class _Averaged(_Average):
             self._keep(step, kept)
             self._count(step, **past)
         torch._foreach_copy_(y, xs)
-        torch._foreach_lerp_(y, zs, self.lam_bar)
+        torch._foreach_lerp_(y, zs, lam_bar)
         for j in step.low:
             sharded.local(step.params[j]).copy_(y[j])
 
@@ -85,7 +83,7 @@ class _Averaged(_Average):
         if p.dtype == x.dtype:
             super()._swap(p, kept, train)
         else:  # y is rounded from two fp32 tensors, so it gets the same bits again
-            shard.copy_(x.lerp(z, self.lam_bar) if train else x)
+            shard.copy_(x.lerp(z, self._coefs()[1]) if train else x)
 
 
 class ScheduleFree(_Averaged):
@@ -111,12 +109,13 @@ class ScheduleFree(_Averaged):
         weight_lr_power: float = 2.0,
         weight_decay_at_y: float = 0.0,
     ) -> None:
-        self.lam, self.lam_bar = (
-            schedules.lr_weighted(r, weight_lr_power),
-            1 - number("beta", beta, 1),
-        )
+        self.beta, self.r, self.weight_lr_power = number("beta", beta, 1), r, weight_lr_power
         self.weight_decay_at_y = number("weight_decay_at_y", weight_decay_at_y)
         super().__init__(base)
+
+    def _coefs(self) -> tuple[Coef, float, float]:
+        lam = schedules.lr_weighted(self.r, self.weight_lr_power)
+        return lam, 1 - self.beta, self.weight_decay_at_y
 
 
 class GPA(_Averaged):
@@ -132,6 +131,9 @@ class GPA(_Averaged):
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
         self.lam, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
         super().__init__(base)
+
+    def _coefs(self) -> tuple[Coef, float, float]:
+        return self.lam, self.lam_bar, 0.0
 
 
 class _Periodic(_Average):

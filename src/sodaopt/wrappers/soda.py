@@ -173,10 +173,10 @@ class SODAWrapper(Wrapper):
         group = step.group
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
         if reanchors or group["soda_dry"]:
-            new = {*params, *(p for p in group["params"] if "z0" in self._own(p))}
+            new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         else:
-            new = {p for p in params if "soda_z0" not in self.base.state.get(p, ())}
-        captured = {p: self.anchor.capture(p, not is_dry) for p in new}
+            new = [p for p in params if "soda_z0" not in self.base.state.get(p, ())]
+        captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
         if captured:
             step.read()  # an anchor may have rounded the parameters
         return captured
