@@ -129,12 +129,13 @@ def _by_slices(xs: list[Tensor], z0s: list[Any], lam: float) -> None:
 
 def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of x along its first dimension, with their z0."""
-    x, inner = x.view(x.shape or (1,)), max(1, x.shape[1:].numel())
-    rows = max(1, SLICES.get(x.device.type, SLICES["cpu"]) // inner)
-    for begin in range(0, len(x), rows):
-        part = x[begin : begin + rows]
-        if isinstance(z0, Seeded):
-            first = begin * inner
-            yield part, z0.elements(first, first + part.numel()).view(part.shape)
-        else:
-            yield part, z0.view(z0.shape or (1,))[begin : begin + rows]
+    size = SLICES.get(x.device.type, SLICES["cpu"])
+    rows = max(1, size // max(1, x.shape[1:].numel()))
+    parts = torch.split(x, rows) if x.numel() > size else (x,)
+    if isinstance(z0, Tensor):
+        yield from zip(parts, torch.split(z0, rows) if len(parts) > 1 else (z0,), strict=True)
+        return
+    first = 0
+    for part in parts:
+        yield part, z0.elements(first, first + part.numel()).view(part.shape)
+        first += part.numel()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
+from sodaopt.wrappers.known_bases import WRAPPERS, check_base
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
@@ -145,7 +145,6 @@ class LiveOptimizer(Optimizer):
         self._check_kind(state_dict["param_groups"])
         numbered, theirs = self._numbered(state_dict), dict(state_dict["state"])
         restored = {p: self._pop_own(p, theirs, n) for n, p in numbered if n in theirs}
-        check_moments(theirs, numbered)
         self._load_base({**state_dict, "state": theirs, "param_groups": groups})
         for n, p in numbered:
             if n in theirs:

@@ -40,14 +40,15 @@ class Fp32Step:
         points: the memory of the copies.
         """
         copies = self._copies(params, points, grads)
-        versions = [sharded.local(p)._version for p in params]
+        shards = [sharded.local(p) for p in params]
+        versions = [x._version for x in shards]
         try:
             self._replace(params, copies)
             yield
         finally:
             self._replace(copies, params)
             _release(copies, points)
-        if [sharded.local(p)._version for p in params] != versions:
+        if [x._version for x in shards] != versions:
             name = type(self.base).__name__
             raise RuntimeError(
                 f"{name} moved a 16-bit parameter instead of its fp32 copy, because it keeps "
