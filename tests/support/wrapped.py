@@ -35,7 +35,6 @@ POLICIES: dict[str, Callable[[nn.Module, init.Seeds], Any]] = {
     "clone fp32": lambda model, seeds: anchors.Clone(torch.float32),
     "bf16": lambda model, seeds: "bf16",
     "cpu": lambda model, seeds: "cpu",
-    "constant": lambda model, seeds: "constant",
     "auto": lambda model, seeds: "auto",
     "file": lambda model, seeds: anchors.FromFile(z0_file(model), model),
     "seed": lambda model, seeds: seeds,

@@ -30,6 +30,10 @@ class _Average(Wrapper):
         """The wrapper's tensors of p before the first step."""
         raise NotImplementedError
 
+    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
+        return super()._restored(p, name, t).to(dtype)
+
     def _kept(self, step: GroupStep) -> dict[Tensor, dict[str, Tensor]]:
         """The wrapper's tensors of each parameter."""
         return {p: self._own(p) or self._first(p) for p in step.params}
@@ -74,9 +78,6 @@ class _Averaged(_Average):
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
         return {"x": z.clone(), "z": z}
-
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return super()._restored(p, name, t).to(SUM_DTYPE.get(p.dtype, p.dtype))
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         shard, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
@@ -154,10 +155,6 @@ class _Periodic(_Average):
                 sharded.local(own["slow"]).copy_(sharded.local(p))
             self._keep(step, kept)
             self._count(step)
-
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
-        return super()._restored(p, name, t).to(dtype)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"slow": p.detach().clone()}

@@ -76,6 +76,9 @@ class LiveOptimizer(Optimizer):
     def _check_groups(self, groups: list[Group]) -> None:
         """Raise if these groups, live or to be loaded, must not be wrapped."""
 
+    def _added(self, group: Group) -> None:
+        """Complete a group that was added after the constructor."""
+
     def _key(self, name: str) -> str:
         return f"{self._prefix}_{name}"
 
@@ -103,6 +106,7 @@ class LiveOptimizer(Optimizer):
         count = len(self.base.param_groups)
         self.base.add_param_group(param_group)
         try:
+            self._added(self.base.param_groups[-1])
             self._check_groups(self.base.param_groups)
         except ValueError:
             del self.base.param_groups[count:]  # restore the groups as they were

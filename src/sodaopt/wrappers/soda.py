@@ -34,7 +34,8 @@ class SODAWrapper(Wrapper):
 
     This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
-    only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all.
+    only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all. Of a
+    group that is added later, a predicate selects parameters too, and a list selects none.
     start: steps before the pull begins (a warmup).
     at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
     and use the weights of that moment as z0.
@@ -79,19 +80,9 @@ class SODAWrapper(Wrapper):
             self._lam(self._group_keys() | group | {"soda_k": self.start})
         super().__init__(base)
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group to the base. A predicate for `only` also selects among the new parameters.
-
-        If `only` lists groups or parameters, a new group is not pulled.
-        """
-        group = dict(param_group)
-        if callable(self.only):
-            params = group["params"]
-            group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
-            group["soda_only"] = _positions(
-                [p[-1] if isinstance(p, tuple) else p for p in params], self.only
-            )
-        super().add_param_group(group)
+    def _added(self, group: Group) -> None:
+        if self.only:
+            group["soda_only"] = _positions(group["params"], self.only)
 
     def _group_keys(self) -> Group:
         return super()._group_keys() | {"soda_only": True, "soda_dry": False}
