@@ -147,21 +147,21 @@ class LiveOptimizer(Optimizer):
         # everything is checked and copied before anything is changed
         self._check_groups(groups)
         self._check_kind(state_dict["param_groups"])
-        numbered, theirs = self._numbered(state_dict), dict(state_dict["state"])
-        restored = {p: self._pop_own(p, theirs, n) for n, p in numbered if n in theirs}
-        self._load_base({**state_dict, "state": theirs, "param_groups": groups})
-        for n, p in numbered:
-            if n in theirs:
-                self.base.state[p].update(restored[p])
+        state = dict(state_dict["state"])
+        restored = {p: self._pop_own(p, state, n) for n, p in self._numbered(state_dict)}
+        self._load_base({**state_dict, "state": state, "param_groups": groups})
+        for p, own in restored.items():
+            if own:
+                self.base.state[p].update(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
     def _pop_own(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
         """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
-        keys = self._own_keys(state[n])
-        own = {k: self._restored(p, k.removeprefix(self._key("")), state[n][k]) for k in keys}
-        state[n] = {k: v for k, v in state[n].items() if k not in own} if own else state[n]
-        return own
+        own = {key: state[n][key] for key in self._own_keys(state.get(n))}
+        if own:
+            state[n] = {key: v for key, v in state[n].items() if key not in own}
+        return {k: self._restored(p, k.removeprefix(self._key("")), t) for k, t in own.items()}
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""

@@ -120,12 +120,12 @@ class SODAWrapper(Wrapper):
 
     def _around(self, step: GroupStep) -> Iterator[None]:
         group, k = step.group, step.group["soda_k"]
-        lam, memory = self._lam(group), self._memory(group, self._k(group))
         chosen, is_dry = _chosen(step), self._is_dry(group)
+        lam, memory = self._lam(group), self._memory(group, self._k(group))
         captured = self._captured(step, chosen, is_dry)
-        z0 = self._sources(chosen, captured, is_dry) if lam else {}
-        if z0:
-            yield from self._pull(step, [chosen[p] for p in z0], list(z0.values()), lam)
+        if lam and chosen and not is_dry:
+            z0 = self._sources(chosen, captured)
+            yield from self._pull(step, list(chosen.values()), z0, lam)
         else:
             yield
         if step.begun:
@@ -173,18 +173,10 @@ class SODAWrapper(Wrapper):
         return captured
 
     @not_compiled
-    def _sources(
-        self, params: Iterable[Tensor], captured: Tensors, is_dry: bool
-    ) -> dict[Tensor, Source]:
-        """Where z0 of each parameter is.
-
-        A newly captured z0 equals the weights, so it is left out, unless `anchor.differs`.
-        """
-        is_pulled = self.anchor.differs and not is_dry
-        kept = {p: captured[p] if p in captured else self.base.state[p]["soda_z0"] for p in params}
-        return {
-            p: self.anchor.source(p, t) for p, t in kept.items() if is_pulled or p not in captured
-        }
+    def _sources(self, params: Iterable[Tensor], captured: Tensors) -> list[Source]:
+        state = self.base.state
+        kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
+        return [self.anchor.source(p, t) for p, t in kept.items()]
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
