@@ -129,6 +129,6 @@ def missing(*needs: str) -> str:
 
 def keys(opt: Wrapper) -> set[str]:
     """The names of the wrapper's own tensors."""
-    n = len(opt._prefix) + 1
-    names = {k for s in opt.state.values() for k in s if k.startswith(f"{opt._prefix}_")}
+    n = len(opt._prefix)
+    names = {k for s in opt.state.values() for k in s if k.startswith(opt._prefix)}
     return {k[n:] for k in names}

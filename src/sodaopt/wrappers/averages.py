@@ -56,7 +56,7 @@ class _Averaged(_Average):
         return self._coefs()[0]
 
     def _around(self, step: GroupStep) -> Iterator[None]:
-        group, y, k = step.group, step.points, step.group[self._key("k")]
+        group, y, k = step.group, step.points, step.group[self._prefix + "k"]
         coef, lam_bar, at_y = self._coefs()
         past = self._memory(group, k)
         lam = float(schedules.value(coef, k, group.get("lr", 1.0), past))
@@ -99,7 +99,7 @@ class ScheduleFree(_Averaged):
     >>> opt.train()  # and y again
     """
 
-    _prefix = "sf"
+    _prefix = "sf_"
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class GPA(_Averaged):
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     """
 
-    _prefix = "gpa"
+    _prefix = "gpa_"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
         self.lam, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
@@ -144,7 +144,7 @@ class _Periodic(_Average):
     every: int
 
     def _around(self, step: GroupStep) -> Iterator[None]:
-        k, kept = step.group[self._key("k")], self._kept(step)
+        k, kept = step.group[self._prefix + "k"], self._kept(step)
         yield
         if step.begun:
             is_outer = (k + 1) % self.every == 0
@@ -170,7 +170,7 @@ class Lookahead(_Periodic):
     >>> opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1), every=5)
     """
 
-    _prefix = "lookahead"
+    _prefix = "lookahead_"
 
     def __init__(self, base: Optimizer, *, every: int = 5, alpha: float = 0.5) -> None:
         self.every, self.alpha = count("every", every, 1), number("alpha", alpha, 1)
@@ -188,7 +188,7 @@ class SNOO(_Periodic):
     >>> opt = SNOO(torch.optim.AdamW(model.parameters(), lr=1e-3), every=32)
     """
 
-    _prefix = "snoo"
+    _prefix = "snoo_"
 
     def __init__(
         self, base: Optimizer, *, every: int = 32, lr: float = 0.7, momentum: float = 0.9

@@ -78,11 +78,11 @@ class Wrapper(Watched, LiveOptimizer):
         keys = {"k": 0, **schedules.start(self._coef)} | (
             {"train_mode": True} if self._output else {}
         )
-        return {self._key(name): v for name, v in keys.items()}
+        return {self._prefix + name: v for name, v in keys.items()}
 
     def _memory(self, group: Group, k: int) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        past = {n: group[self._key(n)] for n in schedules.start(self._coef)}
+        past = {n: group[self._prefix + n] for n in schedules.start(self._coef)}
         return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     # -- the step -----------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Wrapper(Watched, LiveOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_groups(self.base.param_groups)
-        if self._output and not all(g[self._key("train_mode")] for g in self.base.param_groups):
+        if self._output and not all(g[self._prefix + "train_mode"] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
         is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         if is_ready and torch.cuda.is_current_stream_capturing():
@@ -142,7 +142,8 @@ class Wrapper(Watched, LiveOptimizer):
                 params = [p for _, p in found]
                 points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
                 low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
-                for j, x in zip(low, fp32_copies([points[j] for j in low]), strict=True):
+                copies = fp32_copies([points[j] for j in low]) if low else []
+                for j, x in zip(low, copies, strict=True):
                     points[j] = x
                 steps.append(GroupStep(group, [j for j, _ in found], params, points, low))
         return steps
@@ -155,12 +156,12 @@ class Wrapper(Watched, LiveOptimizer):
         """
         for p, own in tensors.items():
             if step.completed or self.base.state.get(p):
-                self.base.state[p].update({self._key(name): t for name, t in own.items()})
+                self.base.state[p].update({self._prefix + name: t for name, t in own.items()})
 
     def _count(self, step: GroupStep, **own: Any) -> None:
         """Count the step, and keep the wrapper's numbers in the group."""
-        keys = {"k": step.group[self._key("k")] + 1, **own}
-        step.group.update({self._key(name): v for name, v in keys.items()})
+        keys = {"k": step.group[self._prefix + "k"] + 1, **own}
+        step.group.update({self._prefix + name: v for name, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 
@@ -180,12 +181,12 @@ class Wrapper(Watched, LiveOptimizer):
         if self._output is None:
             return
         for group in self.base.param_groups:
-            if group[self._key("train_mode")] != train:
+            if group[self._prefix + "train_mode"] != train:
                 for p in group["params"]:
                     kept = self._own(p)
                     if self._output in kept:
                         self._swap(p, kept, train)
-                group[self._key("train_mode")] = train
+                group[self._prefix + "train_mode"] = train
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""

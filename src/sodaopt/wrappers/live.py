@@ -79,21 +79,18 @@ class LiveOptimizer(Optimizer):
     def _added(self, group: Group) -> None:
         """Complete a group that was added after the constructor."""
 
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}_{name}"
-
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
 
         It never creates an entry: many bases initialise a parameter only if its state is empty.
         """
         state = self.base.state.get(p, {})
-        return {key.removeprefix(self._key("")): state[key] for key in self._own_keys(state)}
+        return {key.removeprefix(self._prefix): state[key] for key in self._own_keys(state)}
 
     def _own_keys(self, state: Any) -> list[str]:
         """The wrapper's keys in a parameter's state. A base's state may be something else."""
         keys = state if isinstance(state, dict) else ()
-        return [key for key in keys if str(key).startswith(self._key(""))]
+        return [key for key in keys if str(key).startswith(self._prefix)]
 
     # -- the base, live -----------------------------------------------------------------------
 
@@ -129,7 +126,7 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
             if own := self._own(p):
-                saved = {self._key(name): self._saved(p, name, t) for name, t in own.items()}
+                saved = {self._prefix + name: self._saved(p, name, t) for name, t in own.items()}
                 state[n] = state[n] | saved
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
@@ -161,7 +158,7 @@ class LiveOptimizer(Optimizer):
         own = {key: state[n][key] for key in self._own_keys(state.get(n))}
         if own:
             state[n] = {key: v for key, v in state[n].items() if key not in own}
-        return {k: self._restored(p, k.removeprefix(self._key("")), t) for k, t in own.items()}
+        return {k: self._restored(p, k.removeprefix(self._prefix), t) for k, t in own.items()}
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""
@@ -178,8 +175,8 @@ class LiveOptimizer(Optimizer):
         """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
         name, base = type(self).__name__, type(self.base).__name__
         for group in groups:
-            others = [w for w in PREFIXES if f"{w}_k" in group and w != self._prefix]
-            if others and self._key("k") not in group:
+            others = [w for w in PREFIXES if f"{w}k" in group and w != self._prefix]
+            if others and self._prefix + "k" not in group:
                 raise ValueError(
                     f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
                     f"build the optimizer with {PREFIXES[others[0]]}"

@@ -122,6 +122,5 @@ def _release(copies: list[Any], points: Sequence[Tensor]) -> None:
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
     """Copy tensors to fp32, on a GPU with few launches however many there are."""
     copies = [torch.empty_like(t, dtype=torch.float32) for t in tensors]
-    if copies:
-        torch._foreach_copy_([sharded.local(c) for c in copies], list(map(sharded.local, tensors)))
+    torch._foreach_copy_([sharded.local(c) for c in copies], [sharded.local(t) for t in tensors])
     return copies

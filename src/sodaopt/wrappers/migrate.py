@@ -97,14 +97,12 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())
     True
     """
-    prefix = getattr(optimizer, "_prefix", "")
-    key = f"{prefix}_train_mode" if prefix else "train_mode"
-    training = all(g.get(key, True) for g in optimizer.param_groups)
-    switch = [getattr(optimizer, mode, lambda: None) for mode in ("eval", "train")]
-    if training:
-        switch[0]()
+    modes = [v for g in optimizer.param_groups for k, v in g.items() if k.endswith("train_mode")]
+    switches: Any = optimizer if modes and all(modes) else None
+    if switches:
+        switches.eval()
     try:
         return {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
     finally:
-        if training:
-            switch[1]()
+        if switches:
+            switches.train()

@@ -47,7 +47,7 @@ class SODAWrapper(Wrapper):
     state in fp32, and they are rounded once.
     """
 
-    _prefix = "soda"
+    _prefix = "soda_"
     _constructor_keys = ("soda_only",)
 
     def __init__(
