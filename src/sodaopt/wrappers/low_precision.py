@@ -68,9 +68,11 @@ class Fp32Step:
 
     def load_base(self, state_dict: dict[str, Any]) -> None:
         """Load the base's state into fp32 parameters: torch casts it to their dtype."""
-        shards = [sharded.local(p) for p in self.params()]
-        points = [torch.zeros((), device=x.device).expand(x.shape) for x in shards]
-        with self.replaced(self.params(), points, [None] * len(points)):
+        params = self.params()
+        shards = [sharded.local(p) for p in params]
+        # one element of memory is enough, because only dtype, device and shape matter
+        points = [x.new_zeros((), dtype=torch.float32).expand(x.shape) for x in shards]
+        with self.replaced(params, points, [None] * len(params)):
             self.base.load_state_dict(state_dict)
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
@@ -120,7 +122,10 @@ def _release(copies: list[Any], points: Sequence[Tensor]) -> None:
 
 
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
-    """Copy tensors to fp32, on a GPU with few launches however many there are."""
+    """Copy tensors to fp32: on a GPU, one launch for many tensors.
+
+    Each copy has its own memory, because a model's largest free block may be too small for all.
+    """
     copies = [torch.empty_like(t, dtype=torch.float32) for t in tensors]
     torch._foreach_copy_([sharded.local(c) for c in copies], [sharded.local(t) for t in tensors])
     return copies
