@@ -103,7 +103,7 @@ ANCHORS: dict[str, Callable[[nn.Module], Any]] = {
     "clone": lambda model: "clone",
     "bf16": lambda model: "bf16",
     "cpu": lambda model: "cpu",
-    "constant": lambda model: "constant",
+    "constant": lambda model: "auto",
     "auto": lambda model: "auto",
     "seeds": lambda model: sodaopt.init.seeded_(model, seed=3),
     "file": lambda model: sodaopt.anchors.FromFile(ANCHOR_FILE, model),

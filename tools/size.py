@@ -54,8 +54,7 @@ LATER = {
         "wrappers/soda.py: SODAWrapper._pulls",
     ),
     "failed steps are undone, hooks of the base": (
-        "wrappers/base.py: _ctrl_c_waits _undone_or_finished _run _hook_tables _run_hooks"
-        " _without_hooks _run_hooks_after",
+        "wrappers/base.py: _ctrl_c_waits _without_hooks",
     ),
     "the pull that falls with the learning rate": ("schedules/history.py: coupled _LargestLr",),
     "the roles of 62 architectures": ("layers/stored.py",),

@@ -56,7 +56,6 @@ class Memory:
 
     rows: tuple[ParameterBytes, ...]
     predicted: bool
-    notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, int]:
         """Bytes by kind of state."""
@@ -81,7 +80,7 @@ class Memory:
         lines.append([every.name, "", *every.cells(kinds)])
         how = "predicted on the meta device" if self.predicted else "counted"
         share = self.total() / weights if weights else 0.0
-        return "\n".join([*aligned(lines), f"state {share:.2f} x weights, {how}", *self.notes])
+        return "\n".join([*aligned(lines), f"state {share:.2f} x weights, {how}"])
 
 
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
@@ -100,7 +99,7 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
         kept = {str(k): _bytes(t) for k, t in state.items() if isinstance(t, Tensor)}
         gradient = nbytes if p.requires_grad else 0
         rows.append(ParameterBytes(name, tuple(p.shape), nbytes, gradient, kept))
-    return Memory(tuple(rows), not has_stepped, tuple(_notes(model, optimizer, rows)))
+    return Memory(tuple(rows), not has_stepped)
 
 
 def _bytes(t: Tensor) -> int:
@@ -109,25 +108,6 @@ def _bytes(t: Tensor) -> int:
     if hasattr(t, "__tensor_flatten__"):
         return sum(_bytes(getattr(t, name)) for name in t.__tensor_flatten__()[0])
     return t.nbytes
-
-
-def _notes(model: nn.Module, optimizer: Optimizer, rows: list[ParameterBytes]) -> list[str]:
-    """The bytes that the anchor keeps, and those that other anchors would keep."""
-    anchor, params = getattr(optimizer, "anchor", None), dict(model.named_parameters())
-    pulled = [r for r in rows if not r.state.keys().isdisjoint(Z0)]
-    if anchor is None or not pulled:
-        return []
-    whole = sum(r.weight for r in pulled)
-    half = sum(2 * sharded.local(params[r.name]).numel() for r in pulled)
-    now = sum(r.state.get(key, 0) for r in pulled for key in Z0)
-    where = " on the host" if isinstance(anchor, anchors.Host) else ""
-    notes = [
-        f"z0: {type(anchor).__name__} keeps {size(now) or 'nothing'}{where}; a clone {size(whole)},"
-        f" bf16 {size(half)}, cpu, file and seed nothing on the device"
-    ]
-    if isinstance(getattr(anchor, "other", anchor), anchors.Rounded):
-        notes.append("the weights are rounded to bf16 once, at the first step")
-    return notes
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

@@ -167,7 +167,7 @@ def test_far_anchors_take_no_second_copy(name: str) -> None:
 @pytest.mark.parametrize("kind", ["between", "sign", "constant"])
 def test_seeds_are_the_cpus_bits(kind: str) -> None:
     spec = init.Spec("w", init.Init(kind, -0.3, 0.4), 5, (100_000,))
-    cpu, gpu = (spec.values(17, 100_000, torch.device(d)) for d in ("cpu", "cuda"))
+    cpu, gpu = (spec.values(range(17, 100_000), torch.device(d)) for d in ("cpu", "cuda"))
     assert torch.equal(cpu, gpu.cpu())
 
 
@@ -182,7 +182,7 @@ def test_seeds_in_registers(kind: str, dtype: torch.dtype, start: int, lam: floa
     spec = init.Spec("w", init.Init(kind, -0.3, 0.4), (1 << 63) + 5, (1 << 34,))
     torch.manual_seed(0)
     for n in (1, 5, 2047, 2048, 2051, 100_003):
-        z0 = spec.values(start, start + n, torch.device("cuda")).to(dtype)
+        z0 = spec.values(range(start, start + n), torch.device("cuda")).to(dtype)
         for x in (torch.randn(n, device="cuda"), torch.randn(n, device="cuda").to(dtype)):
             expected = x.lerp(z0.to(x.dtype), lam)
             cut = n // 3  # two tensors in one launch, the second of them aligned to nothing

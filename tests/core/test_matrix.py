@@ -674,7 +674,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "GradScaler": (*OTHERS, "clone, bf16"),
     "HF Trainer": ("clone, bf16",),
     # state is allocated by a step at lr = 0, so the first z0 is provisional
-    "DCP": ("ScheduleFree", "constant, fp32", "seed, fp32", "clone, bf16"),
+    "DCP": ("ScheduleFree", "auto, fp32", "seed, fp32", "clone, bf16"),
     "torchtitan": ("ScheduleFree", "bf16, fp32", "file, fp32", "seed, bf16"),
     # shards of every kind of state. In 16 bits the rounding depends on the element
     "FSDP2": (*OTHERS, *ANCHORED),

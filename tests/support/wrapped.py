@@ -35,7 +35,6 @@ POLICIES: dict[str, Callable[[nn.Module, init.Seeds], Any]] = {
     "clone fp32": lambda model, seeds: anchors.Clone(torch.float32),
     "bf16": lambda model, seeds: "bf16",
     "cpu": lambda model, seeds: "cpu",
-    "constant": lambda model, seeds: "constant",
     "auto": lambda model, seeds: "auto",
     "file": lambda model, seeds: anchors.FromFile(z0_file(model), model),
     "seed": lambda model, seeds: seeds,
@@ -130,6 +129,6 @@ def missing(*needs: str) -> str:
 
 def keys(opt: Wrapper) -> set[str]:
     """The names of the wrapper's own tensors."""
-    n = len(opt._prefix) + 1
-    names = {k for s in opt.state.values() for k in s if k.startswith(f"{opt._prefix}_")}
+    n = len(opt._prefix)
+    names = {k for s in opt.state.values() for k in s if k.startswith(opt._prefix)}
     return {k[n:] for k in names}

@@ -42,23 +42,6 @@ def test_from_a_checkpoint_with_decay(cls: Any) -> None:
             assert opt.state[new[0]][key].norm() > 0
 
 
-def test_from_schedule_free() -> None:
-    schedulefree = pytest.importorskip("schedulefree")
-    old, new = network(torch.float32), network(torch.float32)
-    running = schedulefree.AdamWScheduleFree(old, lr=0.01, weight_decay=0.1)
-    running.train()
-    feed(running, old, range(5))
-    running.eval()
-    for w, v in zip(new, old, strict=True):
-        w.data.copy_(v)
-    opt = SODAWrapper(AdamW(new, lr=0.02, weight_decay=0))
-    continue_from(opt, running.state_dict())
-    assert opt.state[new[0]]["step"] == 5
-    assert torch.equal(opt.state[new[0]]["exp_avg_sq"], running.state[old[0]]["exp_avg_sq"])
-    feed(opt, new, range(5, 8))
-    assert opt.param_groups[0]["soda_k"] == 3
-
-
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
 

@@ -368,7 +368,7 @@ def test_dcp_before_the_first_step(name: str, flat: bool, tmp_path: Path) -> Non
     train(model, opt), train(new, new_opt)
     assert equal(weights(model), weights(new))
     steps = {int(s["step"]) for s in opt.state.values()}
-    assert steps == {opt.param_groups[0][opt._key("k")]} == {STEPS + 1}
+    assert steps == {opt.param_groups[0][opt._prefix + "k"]} == {STEPS + 1}
 
 
 def test_step_in_backward() -> None:

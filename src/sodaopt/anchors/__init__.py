@@ -6,7 +6,6 @@
     auto       one number if all elements are equal, else a clone                exact
     file       a memory-mapped safetensors file: finetuning, or a frozen reference model
     seed       made again from (seed, parameter, element): see `sodaopt.init`
-    constant   another name of auto
 
 At a parameter's first step an anchor returns the tensor to keep in the optimizer's state
 (`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.
@@ -19,21 +18,20 @@ from typing import Any, Literal, TypeAlias
 
 from sodaopt._errors import unknown
 from sodaopt.anchors.elsewhere import Elsewhere, FromFile
-from sodaopt.anchors.pull import Source, inverse, pull_, value
+from sodaopt.anchors.pull import Source, pull_, value
 from sodaopt.anchors.stored import Anchor, Clone, Constant, Host, Rounded, constant_of
 
 __all__ = [
     "ANCHORS", "Anchor", "AnchorName", "Clone", "Constant", "Elsewhere", "FromFile", "Host",
-    "Rounded", "Source", "anchor", "constant_of", "inverse", "pull_", "value",
+    "Rounded", "Source", "anchor", "constant_of", "pull_", "value",
 ]  # fmt: skip
 
-AnchorName: TypeAlias = Literal["auto", "clone", "bf16", "cpu", "constant"]
+AnchorName: TypeAlias = Literal["auto", "clone", "bf16", "cpu"]
 """The names of anchors."""
 ANCHORS: dict[AnchorName, Callable[[], Anchor]] = {
     "clone": Clone,
     "bf16": Rounded,
     "cpu": Host,
-    "constant": Constant,
     "auto": Constant,
 }
 """The anchors that have a name."""

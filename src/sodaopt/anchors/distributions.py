@@ -102,20 +102,15 @@ class Spec:
     def stream(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
 
-    def values(self, start: int, stop: int, device: torch.device) -> Tensor:
-        """Elements start..stop-1 of the flattened parameter, fp32."""
-        w = self.init.words
-        return self.init.make(philox.words(w * start, w * stop, self._key, self.stream, device))
-
-    def values_at(self, index: Tensor) -> Tensor:
-        """The elements with these indices, fp32."""
-        w = self.init.words
-        index = (index.unsqueeze(-1) * w + torch.arange(w, device=index.device)).flatten()
-        return self.init.make(philox.words_at(index, self._key, self.stream))
-
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
+    def values(self, index: range | Tensor, device: torch.device) -> Tensor:
+        """The elements of the flattened parameter with these indices, fp32."""
+        w, key = self.init.words, (self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF)
+        if isinstance(index, range):
+            words = philox.words(w * index.start, w * index.stop, key, self.stream, device)
+        else:
+            each = (index.unsqueeze(-1) * w + torch.arange(w, device=device)).flatten()
+            words = philox.words_at(each, key, self.stream)
+        return self.init.make(words)
 
 
 class Seeded(NamedTuple):
@@ -126,8 +121,5 @@ class Seeded(NamedTuple):
 
     def elements(self, begin: int, stop: int) -> Tensor:
         """Elements begin..stop-1 of the flattened shard."""
-        numbers = sharded.numbers(self.p, begin, stop)
-        if isinstance(numbers, range):
-            device = sharded.local(self.p).device
-            return self.spec.values(numbers.start, numbers.stop, device).to(self.p.dtype)
-        return self.spec.values_at(numbers).to(self.p.dtype)
+        index = sharded.numbers(self.p, begin, stop)
+        return self.spec.values(index, sharded.local(self.p).device).to(self.p.dtype)

@@ -85,8 +85,6 @@ class FromFile(Elsewhere):
     >>> z0 = anchors.FromFile(path, model)
     """
 
-    differs: ClassVar[bool] = True
-
     def __init__(
         self, path: str | Path, model: nn.Module, rename: Callable[[str], str] = str
     ) -> None:

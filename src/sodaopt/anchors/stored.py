@@ -17,14 +17,12 @@ from sodaopt.parallel import sharded
 class Anchor:
     """Where z0 lives. A subclass writes `capture` and `source`.
 
-    differs: z0 may differ from the weights at the first step, so that step already pulls.
     writable: z0 can be captured again later, which at_start="reanchor" needs.
 
     >>> anchors.Clone().writable
     True
     """
 
-    differs: ClassVar[bool] = False
     writable: ClassVar[bool] = True
 
     def capture(self, p: Tensor, first: bool) -> Tensor:

@@ -6,7 +6,7 @@ This is an experiment of the studies `candidates-...`, after Cautious Weight Dec
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ from sodaopt.wrappers.soda import SODAWrapper
 class CautiousWrapper(SODAWrapper):
     """x <- x + u + lam (z0 - x) if (z0 - x) u > 0, with the base optimizer's update u."""
 
-    def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
+    def _pull(
+        self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
+    ) -> Iterator[None]:
         before = [x.clone() for x in xs]
         pulls = [x.clone() for x in xs]
         pull_(pulls, z0, lam)
         torch._foreach_sub_(pulls, before)
-        step.finish.append(partial(_add_agreeing, xs, before, pulls))
-
-
-def _add_agreeing(xs: list[Tensor], before: list[Tensor], pulls: list[Tensor]) -> None:
-    for x, old, pull in zip(xs, before, pulls, strict=True):
-        x.add_(pull * ((x - old) * pull > 0))
+        yield
+        if step.begun:
+            for x, old, pull in zip(xs, before, pulls, strict=True):
+                x.add_(pull * ((x - old) * pull > 0))

@@ -9,9 +9,7 @@ SNOO           every H steps a Nesterov step on x with x - z as the gradient (Di
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -22,9 +20,7 @@ from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Operation, Wrapper
-
-Values: TypeAlias = list[tuple[Tensor, Tensor]]  # tensors, and the values to copy there
+from sodaopt.wrappers.base import GroupStep, Wrapper
 
 
 class _Average(Wrapper):
@@ -34,11 +30,13 @@ class _Average(Wrapper):
         """The wrapper's tensors of p before the first step."""
         raise NotImplementedError
 
-    def _kept(self, step: GroupStep) -> list[dict[str, Tensor]]:
-        """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
-        kept = [self._own(p) or self._first(p) for p in step.params]
-        step.finish.append(partial(self._keep, step, dict(zip(step.params, kept, strict=True))))
-        return kept
+    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
+        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
+        return super()._restored(p, name, t).to(dtype)
+
+    def _kept(self, step: GroupStep) -> dict[Tensor, dict[str, Tensor]]:
+        """The wrapper's tensors of each parameter."""
+        return {p: self._own(p) or self._first(p) for p in step.params}
 
 
 class _Averaged(_Average):
@@ -49,54 +47,44 @@ class _Averaged(_Average):
 
     _output = "x"
 
-    @property
-    def _lam_bar(self) -> float:
+    def _coefs(self) -> tuple[Coef, float, float]:
+        """lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
         raise NotImplementedError
 
     @property
-    def _decay_at_y(self) -> float:
-        """The weight decay at y. The base's own acts at z."""
-        return 0.0
+    def _coef(self) -> Coef:
+        return self._coefs()[0]
 
-    def _before(self, step: GroupStep) -> None:
-        group, points = step.group, step.points
-        k = group[self._key("k")]
+    def _around(self, step: GroupStep) -> Iterator[None]:
+        group, y, k = step.group, step.points, step.group[self._prefix + "k"]
+        coef, lam_bar, at_y = self._coefs()
         past = self._memory(group, k)
-        lam = schedules.value(self._coef, k, group.get("lr", 1.0), past)
+        lam = float(schedules.value(coef, k, group.get("lr", 1.0), past))
         kept = self._kept(step)
-        xs, zs = ([sharded.local(own[name]) for own in kept] for name in ("x", "z"))
-        y = partial(_lerp, xs, zs, self._lam_bar, points)
-        step.undo.append(y)
-        step.finish += [
-            partial(torch._foreach_copy_, zs, points),
-            partial(_lerp, xs, zs, lam, points),
-            partial(torch._foreach_copy_, xs, points),
-            y,
-            partial(self._write, step),
-            self._count(step, **past),
-        ]
-        at_y = group.get("lr", 0.0) * self._decay_at_y
-        for point, z in zip(points, zs, strict=True):
-            torch.sub(z, point, alpha=at_y, out=point)  # z, unless there is a decay at y
+        xs, zs = ([sharded.local(own[name]) for own in kept.values()] for name in ("x", "z"))
+        decayed = torch._foreach_add(zs, y, alpha=-at_y * group["lr"]) if at_y else zs
+        torch._foreach_copy_(y, decayed)
+        yield
+        if step.begun:
+            torch._foreach_copy_(zs, y)
+            torch._foreach_lerp_(xs, zs, lam)
+            self._keep(step, kept)
+            self._count(step, **past)
+        torch._foreach_copy_(y, xs)
+        torch._foreach_lerp_(y, zs, lam_bar)
+        for j in step.low:
+            sharded.local(step.params[j]).copy_(y[j])
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
         return {"x": z.clone(), "z": z}
-
-    def _write(self, step: GroupStep) -> None:
-        """Copy y into the 16-bit parameters, whose points are fp32 copies."""
-        for j in step.low():
-            sharded.local(step.params[j]).copy_(step.points[j])
-
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return super()._restored(p, name, t).to(SUM_DTYPE.get(p.dtype, p.dtype))
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         shard, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
         if p.dtype == x.dtype:
             super()._swap(p, kept, train)
         else:  # y is rounded from two fp32 tensors, so it gets the same bits again
-            shard.copy_(x.lerp(z, self._lam_bar) if train else x)
+            shard.copy_(x.lerp(z, self._coefs()[1]) if train else x)
 
 
 class ScheduleFree(_Averaged):
@@ -111,7 +99,7 @@ class ScheduleFree(_Averaged):
     >>> opt.train()  # and y again
     """
 
-    _prefix = "sf"
+    _prefix = "sf_"
 
     def __init__(
         self,
@@ -126,17 +114,9 @@ class ScheduleFree(_Averaged):
         self.weight_decay_at_y = number("weight_decay_at_y", weight_decay_at_y)
         super().__init__(base)
 
-    @property
-    def _coef(self) -> Coef:
-        return schedules.lr_weighted(self.r, self.weight_lr_power)
-
-    @property
-    def _lam_bar(self) -> float:
-        return 1 - self.beta
-
-    @property
-    def _decay_at_y(self) -> float:
-        return self.weight_decay_at_y
+    def _coefs(self) -> tuple[Coef, float, float]:
+        lam = schedules.lr_weighted(self.r, self.weight_lr_power)
+        return lam, 1 - self.beta, self.weight_decay_at_y
 
 
 class GPA(_Averaged):
@@ -147,19 +127,14 @@ class GPA(_Averaged):
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     """
 
-    _prefix = "gpa"
+    _prefix = "gpa_"
 
     def __init__(self, base: Optimizer, *, lam: float = 0.003287, lam_bar: float = 0.1) -> None:
         self.lam, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
         super().__init__(base)
 
-    @property
-    def _coef(self) -> Coef:
-        return self.lam
-
-    @property
-    def _lam_bar(self) -> float:
-        return self.lam_bar
+    def _coefs(self) -> tuple[Coef, float, float]:
+        return self.lam, self.lam_bar, 0.0
 
 
 class _Periodic(_Average):
@@ -168,25 +143,24 @@ class _Periodic(_Average):
     _output = "slow"
     every: int
 
-    def _before(self, step: GroupStep) -> None:
-        k, kept = step.group[self._key("k")], self._kept(step)
-        if (k + 1) % self.every:
-            step.finish += [partial(step.write, 0, k), self._count(step)]
-            return
-        for own, z in zip(kept, step.points, strict=True):
-            step.finish += _computed(partial(self._outer, own, z))
-        slow = [(own["slow"], p) for own, p in zip(kept, step.params, strict=True)]
-        step.finish += [partial(step.write, 0, k), partial(_copy, slow), self._count(step)]
-
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
-        return super()._restored(p, name, t).to(dtype)
+    def _around(self, step: GroupStep) -> Iterator[None]:
+        k, kept = step.group[self._prefix + "k"], self._kept(step)
+        yield
+        if step.begun:
+            is_outer = (k + 1) % self.every == 0
+            for own, z in zip(kept.values(), step.points, strict=True) if is_outer else ():
+                self._outer({name: sharded.local(t) for name, t in own.items()}, z)
+            step.write(0, k)
+            for p, own in kept.items() if is_outer else ():
+                sharded.local(own["slow"]).copy_(sharded.local(p))
+            self._keep(step, kept)
+            self._count(step)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"slow": p.detach().clone()}
 
-    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
-        """The new fast weights, from the slow ones in own and the fast z."""
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> None:
+        """Move the fast weights z, given the slow ones in own."""
         raise NotImplementedError
 
 
@@ -196,15 +170,14 @@ class Lookahead(_Periodic):
     >>> opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1), every=5)
     """
 
-    _prefix = "lookahead"
+    _prefix = "lookahead_"
 
     def __init__(self, base: Optimizer, *, every: int = 5, alpha: float = 0.5) -> None:
         self.every, self.alpha = count("every", every, 1), number("alpha", alpha, 1)
         super().__init__(base)
 
-    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
-        x = sharded.local(own["slow"]).to(z.dtype)
-        return [(z, z.lerp(x, 1 - self.alpha))]
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> None:
+        z.lerp_(own["slow"].to(z.dtype), 1 - self.alpha)
 
 
 class SNOO(_Periodic):
@@ -215,7 +188,7 @@ class SNOO(_Periodic):
     >>> opt = SNOO(torch.optim.AdamW(model.parameters(), lr=1e-3), every=32)
     """
 
-    _prefix = "snoo"
+    _prefix = "snoo_"
 
     def __init__(
         self, base: Optimizer, *, every: int = 32, lr: float = 0.7, momentum: float = 0.9
@@ -228,33 +201,8 @@ class SNOO(_Periodic):
         b = torch.zeros_like(p, dtype=SUM_DTYPE.get(p.dtype, p.dtype))
         return super()._first(p) | {"b": b}
 
-    def _outer(self, own: dict[str, Tensor], z: Tensor) -> Values:
-        x, b = sharded.local(own["slow"]).to(z.dtype), sharded.local(own["b"])
+    def _outer(self, own: dict[str, Tensor], z: Tensor) -> None:
+        x, b = own["slow"].to(z.dtype), own["b"]
         s = x - z
-        b_new = b * self.momentum + s
-        return [(b, b_new), (z, x - self.lr * (s + self.momentum * b_new))]
-
-
-def _lerp(xs: list[Tensor], zs: list[Tensor], weight: Any, out: list[Tensor]) -> None:
-    """out <- (1-weight) x + weight z, without other memory."""
-    for x, z, point in zip(xs, zs, out, strict=True):
-        torch.lerp(x, z, weight, out=point)
-
-
-def _computed(compute: Callable[[], Values]) -> list[Operation]:
-    """Operations that compute new values, then copy them to their places."""
-    values: Values = []
-
-    def keep() -> None:
-        values[:] = compute()
-
-    def copy() -> None:
-        _copy(values)
-        values.clear()
-
-    return [keep, copy]
-
-
-def _copy(values: Values) -> None:
-    for place, value in values:
-        sharded.local(place).copy_(sharded.local(value))
+        b.mul_(self.momentum).add_(s)
+        z.copy_(x - self.lr * (s + self.momentum * b))

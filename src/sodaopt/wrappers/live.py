@@ -7,6 +7,7 @@ dict holds everything, and a checkpoint of the bare base loads too.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
@@ -14,13 +15,16 @@ from torch.optim import Optimizer
 
 from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
+from sodaopt.wrappers.known_bases import WRAPPERS, check_base
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
 
 PREFIXES: dict[str, str] = {}
 """The names of the wrappers by the prefix of their keys."""
+
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""The tables of step hooks, private in torch, that a wrapper shares with its base."""
 
 NEEDED = {"betas", "momentum", "method"}
 """Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
@@ -48,21 +52,22 @@ class LiveOptimizer(Optimizer):
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
         self.base = base
-        super().__setstate__({})  # the hook tables and the patched step, without taking parameters
+        self._connect()
         for key, value in self._group_keys().items():
             base.defaults.setdefault(key, value)  # for groups added later
             for group in base.param_groups:
                 group.setdefault(key, value)
         self._check_groups(base.param_groups)
-        for p in list(base.state):
-            self._fp32_step.widen(p)
-        WRAPPERS[id(base)] = self
+        if any(base.state.get(p) for p in self._fp32_step.params()):
+            self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
 
-    @property
-    def _fp32_step(self) -> Fp32Step:
-        if "_stepper" not in self.__dict__:  # a copy or an unpickled wrapper makes a new one
-            self._stepper = Fp32Step(self.base, type(self).__name__, self._key(""))
-        return self._stepper
+    def _connect(self) -> None:
+        """Make the parts that are not copied or pickled."""
+        super().__setstate__({})  # torch's tables of hooks and patched step, without parameters
+        for name in HOOKS:
+            setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
+        self._fp32_step = Fp32Step(self.base, type(self).__name__)
+        WRAPPERS[id(self.base)] = self
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
@@ -71,8 +76,8 @@ class LiveOptimizer(Optimizer):
     def _check_groups(self, groups: list[Group]) -> None:
         """Raise if these groups, live or to be loaded, must not be wrapped."""
 
-    def _key(self, name: str) -> str:
-        return f"{self._prefix}_{name}"
+    def _added(self, group: Group) -> None:
+        """Complete a group that was added after the constructor."""
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
@@ -80,12 +85,12 @@ class LiveOptimizer(Optimizer):
         It never creates an entry: many bases initialise a parameter only if its state is empty.
         """
         state = self.base.state.get(p, {})
-        return {key.removeprefix(self._key("")): state[key] for key in self._own_keys(state)}
+        return {key.removeprefix(self._prefix): state[key] for key in self._own_keys(state)}
 
     def _own_keys(self, state: Any) -> list[str]:
         """The wrapper's keys in a parameter's state. A base's state may be something else."""
         keys = state if isinstance(state, dict) else ()
-        return [key for key in keys if str(key).startswith(self._key(""))]
+        return [key for key in keys if str(key).startswith(self._prefix)]
 
     # -- the base, live -----------------------------------------------------------------------
 
@@ -98,6 +103,7 @@ class LiveOptimizer(Optimizer):
         count = len(self.base.param_groups)
         self.base.add_param_group(param_group)
         try:
+            self._added(self.base.param_groups[-1])
             self._check_groups(self.base.param_groups)
         except ValueError:
             del self.base.param_groups[count:]  # restore the groups as they were
@@ -120,7 +126,7 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
             if own := self._own(p):
-                saved = {self._key(name): self._saved(p, name, t) for name, t in own.items()}
+                saved = {self._prefix + name: self._saved(p, name, t) for name, t in own.items()}
                 state[n] = state[n] | saved
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
@@ -138,23 +144,21 @@ class LiveOptimizer(Optimizer):
         # everything is checked and copied before anything is changed
         self._check_groups(groups)
         self._check_kind(state_dict["param_groups"])
-        numbered, theirs = self._numbered(state_dict), dict(state_dict["state"])
-        restored = {p: self._pop_own(p, theirs, n) for n, p in numbered if n in theirs}
-        check_moments(theirs, numbered)
-        self._load_base({**state_dict, "state": theirs, "param_groups": groups})
-        for n, p in numbered:
-            if n in theirs:
-                self._fp32_step.restore(p, theirs[n])
-                self.base.state[p].update(restored[p])
+        state = dict(state_dict["state"])
+        restored = {p: self._pop_own(p, state, n) for n, p in self._numbered(state_dict)}
+        self._load_base({**state_dict, "state": state, "param_groups": groups})
+        for p, own in restored.items():
+            if own:
+                self.base.state[p].update(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
     def _pop_own(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
         """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
-        keys = self._own_keys(state[n])
-        own = {k: self._restored(p, k.removeprefix(self._key("")), state[n][k]) for k in keys}
-        state[n] = {k: v for k, v in state[n].items() if k not in own} if own else state[n]
-        return own
+        own = {key: state[n][key] for key in self._own_keys(state.get(n))}
+        if own:
+            state[n] = {key: v for key, v in state[n].items() if key not in own}
+        return {k: self._restored(p, k.removeprefix(self._prefix), t) for k, t in own.items()}
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""
@@ -171,8 +175,8 @@ class LiveOptimizer(Optimizer):
         """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
         name, base = type(self).__name__, type(self.base).__name__
         for group in groups:
-            others = [w for w in PREFIXES if f"{w}_k" in group and w != self._prefix]
-            if others and self._key("k") not in group:
+            others = [w for w in PREFIXES if f"{w}k" in group and w != self._prefix]
+            if others and self._prefix + "k" not in group:
                 raise ValueError(
                     f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
                     f"build the optimizer with {PREFIXES[others[0]]}"
@@ -188,7 +192,7 @@ class LiveOptimizer(Optimizer):
         states = self.base.state.items()
         kept = {p: {k: s.pop(k) for k in self._own_keys(s)} for p, s in states}
         try:
-            self.base.load_state_dict(state_dict)
+            self._fp32_step.load_base(state_dict)
         except BaseException:
             for p, own in kept.items():
                 if own:
@@ -209,8 +213,7 @@ class LiveOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        super().__setstate__({})
-        WRAPPERS[id(self.base)] = self
+        self._connect()
 
     @classmethod
     def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:

@@ -27,8 +27,7 @@ def continue_from(
 ) -> None:
     """Load the state of another optimizer into a wrapped one of its kind.
 
-    The saved weight decay is dropped, because the pull replaces it. A Schedule-Free state becomes
-    an Adam state at the same step with a momentum of zero. Load its weights in eval mode.
+    The saved weight decay is dropped, because the pull replaces it.
 
     If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
     groups keep their own settings such as lr. The names are those of `AdamW(named_parameters)`.
@@ -40,8 +39,6 @@ def continue_from(
     >>> opt = SODAWrapper(torch.optim.AdamW(model.parameters(), weight_decay=0))
     >>> sodaopt.continue_from(opt, saved)
     """
-    if any("weight_lr_power" in g for g in state_dict["param_groups"]):
-        state_dict = _from_schedule_free(state_dict)
     saved, live = state_dict["param_groups"], optimizer.param_groups
     by_param = {p: name for name, p in model.named_parameters()} if model else {}
     is_plain = [len(g["params"]) for g in saved] == [len(by_param)]
@@ -90,23 +87,6 @@ def _regrouped(saved: list[Group], theirs: list[list[str]], ours: list[list[str]
     return [{"params": [numbers[name] for name in names]} for names in ours]
 
 
-def _from_schedule_free(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Convert AdamWScheduleFree's state to Adam's, with zero momentum."""
-    state, groups = {}, []
-    for g in state_dict["param_groups"]:
-        for n in g["params"]:
-            s = state_dict["state"].get(n, {})
-            if "exp_avg_sq" in s:
-                state[n] = {
-                    "step": torch.tensor(float(g["k"])),
-                    "exp_avg": torch.zeros_like(s["exp_avg_sq"]),
-                    "exp_avg_sq": s["exp_avg_sq"],
-                }
-        kept = ("lr", "eps", "params", "param_names")
-        groups.append({k: v for k, v in g.items() if k in kept})
-    return {"state": state, "param_groups": groups}
-
-
 @torch.no_grad()
 def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the model's state dict with the method's output x, as copies on the host.
@@ -117,14 +97,12 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())
     True
     """
-    prefix = getattr(optimizer, "_prefix", "")
-    key = f"{prefix}_train_mode" if prefix else "train_mode"
-    training = all(g.get(key, True) for g in optimizer.param_groups)
-    switch = [getattr(optimizer, mode, lambda: None) for mode in ("eval", "train")]
-    if training:
-        switch[0]()
+    modes = [v for g in optimizer.param_groups for k, v in g.items() if k.endswith("train_mode")]
+    switches: Any = optimizer if modes and all(modes) else None
+    if switches:
+        switches.eval()
     try:
         return {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
     finally:
-        if training:
-            switch[1]()
+        if switches:
+            switches.train()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -12,12 +11,11 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import count, unknown
-from sodaopt.anchors import AnchorName, Source, inverse, pull_
+from sodaopt.anchors import AnchorName, Source, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
-from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
@@ -25,6 +23,7 @@ from sodaopt.wrappers.live import Group
 
 AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
 AT_START = get_args(AtStart)
+Tensors: TypeAlias = dict[Tensor, Tensor]
 
 
 class SODAWrapper(Wrapper):
@@ -35,7 +34,8 @@ class SODAWrapper(Wrapper):
 
     This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
-    only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all.
+    only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all. Of a
+    group that is added later, a predicate selects parameters too, and a list selects none.
     start: steps before the pull begins (a warmup).
     at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
     and use the weights of that moment as z0.
@@ -47,7 +47,7 @@ class SODAWrapper(Wrapper):
     state in fp32, and they are rounded once.
     """
 
-    _prefix = "soda"
+    _prefix = "soda_"
     _constructor_keys = ("soda_only",)
 
     def __init__(
@@ -71,7 +71,6 @@ class SODAWrapper(Wrapper):
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
-        self._provisional: set[Tensor] = set()  # their z0 was captured in a dry step
         check_base(base, "SODAWrapper")
         self.only = only if callable(only) else None
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
@@ -81,22 +80,12 @@ class SODAWrapper(Wrapper):
             self._lam(self._group_keys() | group | {"soda_k": self.start})
         super().__init__(base)
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group to the base. A predicate for `only` also selects among the new parameters.
-
-        If `only` lists groups or parameters, a new group is not pulled.
-        """
-        group = dict(param_group)
-        if callable(self.only):
-            params = group["params"]
-            group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
-            group["soda_only"] = _positions(
-                [p[-1] if isinstance(p, tuple) else p for p in params], self.only
-            )
-        super().add_param_group(group)
+    def _added(self, group: Group) -> None:
+        if self.only:
+            group["soda_only"] = _positions(group["params"], self.only)
 
     def _group_keys(self) -> Group:
-        return super()._group_keys() | {"soda_only": True}
+        return super()._group_keys() | {"soda_only": True, "soda_dry": False}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
@@ -129,67 +118,71 @@ class SODAWrapper(Wrapper):
         k: int = group["soda_k"] - (0 if self.at_start == "keep" else self.start)
         return k
 
-    def _before(self, step: GroupStep) -> None:
-        group, lam = step.group, self._lam(step.group)
-        chosen = _chosen(step)
-        z0 = self._z0(step, [p for p, _ in chosen])
-        pairs = [(x, z0[p]) for p, x in chosen if p in z0]
-        if pairs and lam:
-            self._pull(step, [x for x, _ in pairs], [source for _, source in pairs], lam)
-        step.finish.append(partial(step.write, self.seed, group["soda_k"]))
-        step.finish.append(self._count(step, **self._memory(group, self._k(group))))
+    def _around(self, step: GroupStep) -> Iterator[None]:
+        group, k = step.group, step.group["soda_k"]
+        chosen, is_dry = _chosen(step), self._is_dry(group)
+        lam, memory = self._lam(group), self._memory(group, self._k(group))
+        captured = self._captured(step, chosen, is_dry)
+        if lam and chosen and not is_dry:
+            z0 = self._sources(chosen, captured)
+            yield from self._pull(step, list(chosen.values()), z0, lam)
+        else:
+            yield
+        if step.begun:
+            step.write(self.seed, k)
+            self._keep(step, {p: {"z0": t} for p, t in captured.items()})
+            self._count(step, dry=is_dry, **memory)
 
-    def _pull(self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float) -> None:
+    def _pull(
+        self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
+    ) -> Iterator[None]:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
         if self._reads or lam == 1:  # the base must see x, or the pull has no inverse
-            pulled = [x.clone() for x in xs]
-            pull_(pulled, z0, lam)
-            torch._foreach_sub_(pulled, xs)
-            step.finish.append(partial(torch._foreach_add_, xs, pulled))
+            pulls = [x.clone() for x in xs]
+            pull_(pulls, z0, lam)
+            torch._foreach_sub_(pulls, xs)
+            yield
+            if step.begun:
+                torch._foreach_add_(xs, pulls)
         else:
             pull_(xs, z0, lam)
-            step.undo.append(partial(pull_, xs, z0, inverse(lam)))
+            yield
+            if not step.begun:
+                pull_(xs, z0, lam / (lam - 1))  # the inverse
+
+    def _is_dry(self, group: Group) -> bool:
+        """Whether the steps of this group have all had lr = 0, with the coming one.
+
+        Frameworks allocate state with such a step, and weights may be loaded before or after it. A
+        z0 captured then is captured again at the next step. Nothing is rounded, checked or pulled.
+        """
+        return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _z0(self, step: GroupStep, params: list[Tensor]) -> dict[Tensor, Source]:
-        """Where z0 of each parameter is. A z0 that is missing or provisional is captured.
-
-        A newly captured z0 equals the weights, so it is left out, unless `anchor.differs`.
-        """
-        group, state = step.group, self.base.state
-        kept = {p: state[p].get("soda_z0") if p in state else None for p in params}
-        new = [p for p, t in kept.items() if t is None or p in self._provisional]
+    def _captured(self, step: GroupStep, params: Iterable[Tensor], is_dry: bool) -> Tensors:
+        """Capture z0 of the parameters that have none, or of all of them if it must be new."""
+        group = step.group
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        if reanchors:
+        if reanchors or group["soda_dry"]:
             new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
-        if new:
-            dry = not reanchors and _is_dry(group, new)
-            wanted = [p for p in new if kept.get(p) is None or not dry]
-            captured = {p: self.anchor.capture(p, not dry) for p in wanted}
-            step.finish.append(partial(self._keep_z0, step, captured, dry))
+        else:
+            new = [p for p in params if "soda_z0" not in self.base.state.get(p, ())]
+        captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
+        if captured:
             step.read()  # an anchor may have rounded the parameters
-            kept = {p: t for p, t in kept.items() if p not in captured}
-            kept |= captured if self.anchor.differs and not dry else {}
-        return {p: self.anchor.source(p, t) for p, t in kept.items() if t is not None}
+        return captured
 
-    def _keep_z0(self, step: GroupStep, captured: dict[Tensor, Tensor], provisional: bool) -> None:
-        self._keep(step, {p: {"z0": z0} for p, z0 in captured.items()})
-        change = self._provisional.update if provisional else self._provisional.difference_update
-        change(captured)
+    @not_compiled
+    def _sources(self, params: Iterable[Tensor], captured: Tensors) -> list[Source]:
+        state = self.base.state
+        kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
+        return [self.anchor.source(p, t) for p, t in kept.items()]
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the base's state, and z0 as the anchor keeps it."""
-        super().load_state_dict(state_dict)
-        self._provisional.clear()
-
     def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.saved(t, p) if name == "z0" else t
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_provisional": self._provisional}
 
     # -- diagnostics --------------------------------------------------------------------------
 
@@ -207,25 +200,13 @@ class SODAWrapper(Wrapper):
         return {"k": group["soda_k"]}
 
 
-def _chosen(step: GroupStep) -> list[tuple[Tensor, Tensor]]:
-    """The parameters that `only` selects, with their points."""
-    only, both = step.group["soda_only"], list(zip(step.params, step.points, strict=True))
+def _chosen(step: GroupStep) -> dict[Tensor, Tensor]:
+    """The points of the parameters that `only` selects."""
+    only, points = step.group["soda_only"], dict(zip(step.params, step.points, strict=True))
     if only is True:
-        return both
-    chosen = {id(step.group["params"][j]) for j in only or ()}
-    return [(p, x) for p, x in both if id(p) in chosen]
-
-
-def _is_dry(group: Group, params: list[Tensor]) -> bool:
-    """Whether a framework only allocates state, with a step at lr = 0 and zero gradients.
-
-    Weights may be loaded before or after it. A z0 captured then is provisional: it is captured
-    again at the first real step, and until then nothing is rounded, checked or pulled.
-    """
-    if float(group.get("lr", 0.0)) != 0:
-        return False
-    grads = [sharded.local(p.grad) for p in params]
-    return all(g.layout == torch.strided and not g.is_meta and not g.any() for g in grads)
+        return points
+    chosen = [step.group["params"][j] for j in only or ()]
+    return {p: points[p] for p in chosen if p in points}
 
 
 def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
@@ -256,7 +237,7 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
     name = type(base).__name__
     where = f"group {j} of {name}"
     for key, off in DECAYS.items():
-        if key in group and _is_on(group[key], off):
+        if key in group and group[key] != off:
             raise ValueError(
                 f"{where} has {key}={group[key]!r}, and the pull takes the place of weight decay: "
                 f"write {name}(..., {key}={off!r}), also in a framework or checkpoint that sets it"
@@ -267,9 +248,3 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
             f"{where} runs {method.name}, which decays or averages by itself (centre "
             f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
         )
-
-
-def _is_on(value: Any, off: Any) -> bool:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return True  # reading it would synchronise the device
-    return bool(value != off)
