@@ -18,12 +18,12 @@ from typing import Any, Literal, TypeAlias
 
 from sodaopt._errors import unknown
 from sodaopt.anchors.elsewhere import Elsewhere, FromFile
-from sodaopt.anchors.pull import Source, pull_, value
+from sodaopt.anchors.pull import Source, inverse, pull_, value
 from sodaopt.anchors.stored import Anchor, Clone, Constant, Host, Rounded, constant_of
 
 __all__ = [
     "ANCHORS", "Anchor", "AnchorName", "Clone", "Constant", "Elsewhere", "FromFile", "Host",
-    "Rounded", "Source", "anchor", "constant_of", "pull_", "value",
+    "Rounded", "Source", "anchor", "constant_of", "inverse", "pull_", "value",
 ]  # fmt: skip
 
 AnchorName: TypeAlias = Literal["auto", "clone", "bf16", "cpu"]

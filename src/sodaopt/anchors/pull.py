@@ -8,6 +8,7 @@ a slice at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -28,26 +29,61 @@ SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
 
+    If an operation fails, those before it are undone. A lam of 1 has no inverse.
+
     >>> x = torch.tensor([1.0, 2.0])
     >>> anchors.pull_([x], [0.0], lam=0.5)
     >>> x
     tensor([0.5000, 1.0000])
     """
-    calls: dict[tuple[Pull, Hashable], tuple[list[Tensor], list[Any]]] = {}
+    done = 0
+    try:
+        for pull, its_xs, its_z0s in _operations(xs, z0s):
+            pull(its_xs, its_z0s, lam)
+            done += 1
+    except BaseException:
+        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+            pull(its_xs, its_z0s, inverse(lam))
+        raise
+
+
+def inverse(lam: float) -> float:
+    """Return the strength that undoes a pull of strength lam < 1.
+
+    >>> anchors.inverse(0.5)
+    -1.0
+    """
+    return lam / (lam - 1)
+
+
+Pull: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
+"""An implementation. It moves all of its points or none."""
+
+
+def _operations(
+    xs: Sequence[Tensor], z0s: Sequence[Source]
+) -> Iterator[tuple[Pull, list[Tensor], list[Any]]]:
+    """Sort the points by implementation. Slices have an operation each."""
+    calls: dict[tuple[Pull | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if not x.is_meta:
             its_xs, its_z0s = calls.setdefault(_choose(x, z0), ([], []))
             its_xs.append(x)
             its_z0s.append(z0)
     for (pull, _), (its_xs, its_z0s) in calls.items():
-        pull(its_xs, its_z0s, lam)
+        if pull is not None:
+            yield pull, its_xs, its_z0s
+            continue
+        for x, z0 in zip(its_xs, its_z0s, strict=True):
+            for part, its_z0 in _slices(x, z0):
+                yield _together, [part], [its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda)]
 
 
-Pull: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
+def _choose(x: Tensor, z0: Source) -> tuple[Pull | None, Hashable]:
+    """Return the implementation for the pair, and a key: one call pulls the pairs that share it.
 
-
-def _choose(x: Tensor, z0: Source) -> tuple[Pull, Hashable]:
-    """Return the implementation for the pair, and a key: one call pulls the pairs that share it."""
+    None: slice by slice.
+    """
     if isinstance(z0, float):
         return _to_numbers, z0 == 0  # zeros need one pass
     if isinstance(z0, Seeded):
@@ -57,7 +93,7 @@ def _choose(x: Tensor, z0: Source) -> tuple[Pull, Hashable]:
         return _together, None
     elif _has_kernel(x, z0):
         return _by_kernel, (x.device, z0.dtype)
-    return _by_slices, None
+    return None, None
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
@@ -119,12 +155,6 @@ def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:
         for s, p in z0s
     ]
     seeded.pull_(xs, streams, z0s[0].spec.init.kind, lam, z0s[0].p.dtype)
-
-
-def _by_slices(xs: list[Tensor], z0s: list[Any], lam: float) -> None:
-    for x, z0 in zip(xs, z0s, strict=True):
-        for part, its_z0 in _slices(x, z0):
-            part.lerp_(its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda), lam)
 
 
 def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,8 +11,10 @@ from importlib import resources
 from typing import Any
 from weakref import WeakValueDictionary
 
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
 
 NON_READERS = frozenset(
@@ -81,3 +83,15 @@ def check_base(base: Any, wrapper: str) -> None:
     )
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
+"""State tensors of torch's optimizers that have the shape of their parameter."""
+
+
+def check_moments(saved: Any, p: Tensor) -> None:
+    """Raise if a moment to load has another shape than its parameter."""
+    for name in MOMENTS if isinstance(saved, dict) else ():
+        t = saved.get(name)
+        if isinstance(t, Tensor) and t.dim() == p.dim():
+            check_shape(name, t.shape, p.shape)

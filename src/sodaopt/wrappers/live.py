@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import WRAPPERS, check_base
+from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
@@ -145,7 +145,10 @@ class LiveOptimizer(Optimizer):
         self._check_groups(groups)
         self._check_kind(state_dict["param_groups"])
         state = dict(state_dict["state"])
-        restored = {p: self._pop_own(p, state, n) for n, p in self._numbered(state_dict)}
+        restored = {}
+        for n, p in self._numbered(state_dict):
+            check_moments(state.get(n), p)
+            restored[p] = self._pop_own(p, state, n)
         self._load_base({**state_dict, "state": state, "param_groups": groups})
         for p, own in restored.items():
             if own:

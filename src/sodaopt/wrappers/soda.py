@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import count, unknown
-from sodaopt.anchors import AnchorName, Source, pull_
+from sodaopt.anchors import AnchorName, Source, inverse, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
@@ -148,7 +148,7 @@ class SODAWrapper(Wrapper):
             pull_(xs, z0, lam)
             yield
             if not step.begun:
-                pull_(xs, z0, lam / (lam - 1))  # the inverse
+                pull_(xs, z0, inverse(lam))
 
     def _is_dry(self, group: Group) -> bool:
         """Whether the steps of this group have all had lr = 0, with the coming one.
