@@ -315,8 +315,6 @@ def test_dtensor(one_rank: None) -> None:
     p = plan(net)
     assert [replace_title(p)] == [replace_title(expected)]
     assert all(isinstance(row.parameter, DTensor) for row in p.rows)
-    for q in (p, plan(other)):
-        q.init_(seed=3, radius=1.0)
     nets = (net, other)
     opts = [SODA(param_groups(n), lr=2**-12) for n in nets]
     for n, opt in zip(nets, opts, strict=True):

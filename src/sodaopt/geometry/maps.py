@@ -173,11 +173,6 @@ class _NormMap(Geometry):
         rho = self.radius
         return rho if self.degree == 1 else schedules.times(rho, rho), 0.0, 0.0
 
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with the norm's initialisation at this radius."""
-        with torch.no_grad():
-            return self.norm.init_(w, generator).mul_(schedules.value(self.radius, 0, 0.0))
-
 
 @dataclass(frozen=True)
 class Ball(_NormMap):

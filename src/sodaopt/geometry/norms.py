@@ -1,4 +1,4 @@
-"""Norms of a parameter, with their linear minimisation oracle (lmo), dual norm and init.
+"""Norms of a parameter, with their linear minimisation oracle (lmo) and dual norm.
 
 A view says how the parameter is a batch of matrices, and a scale gives the width factor. The lmo is
 the minimiser, so <d, lmo(d)> = -dual(d).
@@ -18,11 +18,6 @@ from sodaopt.geometry.polar import DIRECTION, KELLER, Newton, Polar
 from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
-
-
-def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
-    """Draw fp32 normals on the host, independently of torch's default dtype and device."""
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -80,11 +75,6 @@ class Norm:
         size: Tensor = self.size(f.fold(x)) / self.width(x.shape)
         stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
         return size.reshape(*stack, -1).amax(-1)
-
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with a random point of norm 1: an extreme point of the unit ball."""
-        return w.copy_(self.lmo(gaussian(w.shape, generator)))
 
     def with_view(self, view: View) -> Norm:
         """Return the norm with the view of a layer, unless it has a view of its own."""
@@ -197,20 +187,6 @@ class Spectral(Norm):
     def size(self, X: Tensor) -> Tensor:
         s: Tensor = torch.linalg.matrix_norm(X, ord=2)
         return s
-
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with a random semi-orthogonal matrix, and a kernel with one for each tap.
-
-        QR, because a polynomial would spread the singular values. The signs of R make it uniform.
-        """
-        f = self.view(w.shape)
-        X = f.fold(gaussian(w.shape, generator)).reshape(f.n, f.o, f.i, f.taps).movedim(-1, 1)
-        wide = f.o < f.i
-        Q, R = torch.linalg.qr(X.mT if wide else X)
-        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-        X = (Q.mT if wide else Q).movedim(1, -1).flatten(-2)
-        return w.copy_(f.unfold(X, w.shape) * self.width(w.shape))
 
 
 @dataclass(frozen=True)
@@ -325,8 +301,3 @@ class BiasRMS(_Lengths):
 
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o * i)
-
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with zeros, as Scion starts its biases."""
-        return w.zero_()

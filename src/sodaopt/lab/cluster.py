@@ -230,7 +230,7 @@ def _visited(model: nn.Module) -> float:
 
 def rows(
     model: nn.Module, c: Cluster, methods: Sequence[str] = METHODS, tokens: int = 1 << 22,
-    machine: Machine = Machine(),  # noqa: B008
+    machine: Machine = Machine(),
 ) -> list[Row]:  # fmt: skip
     """Predict every method and parallelism on a cluster."""
     kinds = [kind for kind in KINDS if c.size > 1 or kind == "ddp"]

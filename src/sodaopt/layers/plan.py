@@ -17,22 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodaopt import geometry
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
 from sodaopt.geometry import Ball, Clip, Sharp
 from sodaopt.geometry.views import View
 from sodaopt.layers.locations import unwrapped
-from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
+from sodaopt.layers.overrides import FROZEN, ClassifiedParameter, classify_all
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules
 from sodaopt.layers.roles import MATRICES, PARENT
 from sodaopt.layers.table import geometry_label, render
-from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 
 __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
-
-NOT_INITIALISED = ("norm", "scalar", "vector", "lora_a", "lora_b", CUSTOM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,32 +91,6 @@ class Plan:
             params = [(row.name, row.parameter) for row in rows]
             groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
         return groups
-
-    @torch.no_grad()
-    def init_(self, seed: int = 0, radius: float | None = None) -> list[str]:
-        """Initialise the model as Scion does, and return the names of the filled parameters.
-
-        Each weight becomes a random point on the sphere of its norm and radius, each bias zero.
-        Gains, scalars, other vectors, adapters and frozen parameters keep their values. So do
-        parameters whose scale is not a width factor of the paper, such as those of Muon and Adam.
-
-        radius: replaces the radius of every parameter.
-        """
-        rng = torch.Generator().manual_seed(seed)  # the same numbers on every rank
-        filled = []
-        for row in self.rows:
-            g = row.norm_map
-            if g is None or g.norm.scale not in (geometry.dense, geometry.one_hot):
-                continue
-            if row.role not in NOT_INITIALISED:
-                _init_(row, g if radius is None else replace(g, radius=radius), rng)
-                filled.append(row.name)
-        if not filled:
-            raise ValueError(
-                f"{self.title}: no parameter has a norm-matched initialisation. Initialise with a "
-                "plan for scion, uscion or soda_dagger, and train with any other."
-            )
-        return filled
 
     def table(self, full: bool = False) -> str:
         """Return the plan as text, with repeated layers on one line unless `full`."""
@@ -219,11 +189,3 @@ def _state_bytes(name: str, p: Tensor, method: Method) -> int:
     like = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"))
     state = SODA([(name, like)], 1e-6, method).state[like]
     return sum(t.numel() * t.element_size() for t in state.values())
-
-
-def _init_(row: PlannedParameter, g: Ball | Sharp | Clip, rng: torch.Generator) -> None:
-    local = sharded.local(row.parameter)
-    if local.is_meta:
-        raise ValueError(f"{row.name} is on the meta device. Materialise the model first.")
-    w = g.init_(torch.empty(row.shape), rng)
-    local.copy_(sharded.local(sharded.place(w.to(local.device), row.parameter)))
