@@ -113,8 +113,8 @@ def test_wrong_recipes() -> None:
         plan(net, {"hidden": zoo.muon()})
     with pytest.raises(TypeError, match="a rule is a Method"):
         plan(net, {"rest": "adam"})
-    with pytest.raises(ValueError, match="adam has no norm"):
-        plan(net, {"rest": (zoo.adam(), 50.0, 1.0)})
+    with pytest.raises(TypeError, match=r"a rule is a Method.*or \(Method, lr factor\)"):
+        plan(net, {"rest": (zoo.adam(), None, 1.0)})
 
 
 # -- views ----------------------------------------------------------------------------------------
