@@ -20,6 +20,29 @@ from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
 
 
+def matrixwise(
+    map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View, shards: Shards | None = None
+) -> list[Tensor]:
+    """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch.
+
+    shards: ds are this rank's shards. Each matrix is then mapped by one rank.
+    """
+    if shards is not None:
+        return shards.deal(lambda Xs: matrixwise(map_, Xs, matrix), ds, view)
+    out: list[Tensor] = list(ds)
+    frames = {shape: view(shape) for shape in {d.shape for d in ds}}
+    buckets: dict[object, list[int]] = {}
+    for j, d in enumerate(ds):
+        f = frames[d.shape]
+        buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
+    for members in buckets.values():
+        X = [frames[ds[j].shape].fold(ds[j]) for j in members]
+        U = map_(torch.cat(X) if len(X) > 1 else X[0])
+        for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
+            out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
+    return out
+
+
 @dataclass(frozen=True)
 class Norm:
     """A norm of each matrix X (o x i) of a parameter.
@@ -41,7 +64,7 @@ class Norm:
     @property
     def ball_kernel(self) -> str | None:
         """The name of the fused kernel for Ball of this norm (see `Geometry.kernel`)."""
-        return None
+        return "polar" if isinstance(getattr(self, "polar", None), Newton) else None
 
     def __post_init__(self) -> None:
         for name in ("scale", "view"):
@@ -89,24 +112,7 @@ class Norm:
 
         shards: ds are this rank's shards, and this object exchanges them with the other ranks.
         """
-        if shards is None:
-            return self.batched(self.minimiser, ds)
-        return shards.deal(replace(self, view=matrix).units, ds, self.view)
-
-    def batched(self, map_: Callable[[Tensor], Tensor], ds: list[Tensor]) -> list[Tensor]:
-        """Apply map_ to each d, with all matrices of one shape in one batch."""
-        out: list[Tensor] = list(ds)
-        frames = {shape: self.view(shape) for shape in {d.shape for d in ds}}
-        buckets: dict[object, list[int]] = {}
-        for j, d in enumerate(ds):
-            f = frames[d.shape]
-            buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
-        for members in buckets.values():
-            X = [frames[ds[j].shape].fold(ds[j]) for j in members]
-            U = map_(torch.cat(X) if len(X) > 1 else X[0])
-            for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
-                out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
-        return out
+        return matrixwise(self.minimiser, ds, self.view, shards)
 
     def duals(
         self, ds: list[Tensor], units: list[Tensor], shards: Shards | None = None
@@ -168,10 +174,6 @@ class Spectral(Norm):
     """
 
     polar: Polar = KELLER
-
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar" if isinstance(self.polar, Newton) else None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,10 +275,6 @@ class Euclidean(_Lengths):
     polar: ClassVar[Polar] = DIRECTION
     sharp_kernel: ClassVar[str | None] = "identity"
 
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar"
-
     def factor(self, o: int, i: int) -> float:
         return 1.0
 
@@ -294,10 +292,6 @@ class BiasRMS(_Lengths):
 
     view: View = whole
     polar: ClassVar[Polar] = DIRECTION
-
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar"
 
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o * i)
