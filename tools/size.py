@@ -51,7 +51,7 @@ LATER = {
         "wrappers/base.py: _ctrl_c_waits _undone_or_finished _run _hook_tables _run_hooks"
         " _without_hooks _run_hooks_after",
     ),
-    "the pull that falls with the learning rate": ("schedules/history.py: coupled _LargestLr",),
+    "the pull that falls with the learning rate": ("schedules/history.py: coupled _RelativeLr",),
     "the roles of 62 architectures": ("layers/stored.py",),
     "optimizers by name": ("_names.py", "factory.py"),
 }

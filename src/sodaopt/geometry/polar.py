@@ -16,7 +16,7 @@ from torch import Tensor
 from sodaopt.backends.products import Symmetric, choice, full_sums
 
 __all__ = [
-    "BACKENDS", "CUBIC", "EXACT", "KELLER", "POLAR_EXPRESS", "YOU", "Exact", "Newton", "Polar",
+    "BACKENDS", "EXACT", "KELLER", "POLAR_EXPRESS", "Exact", "Newton", "Polar",
 ]  # fmt: skip
 
 Triple: TypeAlias = tuple[float, float, float]
@@ -119,11 +119,7 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
 
 def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
     a, b, c = step
-    if c:
-        return product(R, R, R, alpha=c, beta=b, diagonal=a)
-    W = b * R
-    W.diagonal(dim1=-2, dim2=-1).add_(a)
-    return W
+    return product(R, R, R, alpha=c, beta=b, diagonal=a)
 
 
 @dataclass(frozen=True)
@@ -162,18 +158,6 @@ KELLER = Newton(
     "Jordan et al. 2024, Muon: https://kellerjordan.github.io/posts/muon",
     restarts=(3,),
 )
-YOU = Newton(
-    "you",
-    (
-        (4.0848, -6.8946, 2.9270),
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-    "You Jiacheng 2025: https://x.com/YouJiacheng/status/1905861218138804534",
-    restarts=(3,),
-)
 _POLAR_EXPRESS: tuple[Triple, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -190,13 +174,4 @@ POLAR_EXPRESS = Newton(
     safety=1.01,
     restarts=(3,),
 )
-CUBIC = Newton(
-    "cubic",
-    ((1.5, -0.5, 0.0),) * 15,
-    "the classical Newton-Schulz iteration (Higham 2008, Functions of Matrices, section 8.3)",
-)
-
-BACKENDS: dict[str, Polar] = {
-    "exact": EXACT,
-    **{n.name: n for n in (KELLER, YOU, POLAR_EXPRESS, CUBIC)},
-}
+BACKENDS: dict[str, Polar] = {b.name: b for b in (EXACT, KELLER, POLAR_EXPRESS)}
