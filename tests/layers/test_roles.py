@@ -206,7 +206,9 @@ def test_gpt_oss() -> None:
     assert rows["self_attn.sinks"].role == "vector"
 
 
-def test_a_list_of_experts_has_a_router_and_a_list_of_layers_a_head() -> None:
+def test_a_gate_beside_a_list_of_experts_is_hidden() -> None:
+    """A list does not tell experts from layers, and the rule for a router is the hidden layers'."""
+
     class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +222,7 @@ def test_a_list_of_experts_has_a_router_and_a_list_of_layers_a_head() -> None:
             self.out = nn.Linear(6, 4)
 
     found = roles(plan(Net()))
-    assert {found[f"layers.{j}.gate.weight"] for j in range(4)} == {"router"}
+    assert {found[f"layers.{j}.gate.weight"] for j in range(4)} == {"hidden"}
     assert found["out.weight"] == "head"
 
 

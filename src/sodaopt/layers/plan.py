@@ -117,7 +117,7 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     2 parameters, 36 numbers, 304 B of state
     inferred heads: weight
     """
-    by_role = rules(recipe)
+    by_role, model = rules(recipe), unwrapped(model)
     locations = locate(model)
     chosen = match(locations, overrides)
     heads = {p for p, override in chosen.items() if override.role in HEADS and p.ndim > 1}
@@ -129,8 +129,7 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
         _planned(locations[p], kind, chosen[p], by_role) for p, kind in kinds.items() if kind
     )
     notes = [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
-    title = type(unwrapped(model)).__name__
-    title = f"{recipe} for {title}" if isinstance(recipe, str) else title
+    title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
     return Plan(title, rows, (*usage.notes, *notes))
 
 
