@@ -90,7 +90,7 @@ PARSED = {
     "muon": Name("muon"),
     "SODA( Muon )": Name("muon", "soda"),
     "soda-dagger": Name("soda_dagger"),
-    "sf(adamw)": Name("adamw", None, "schedule_free"),
+    "Schedule-Free(adamw)": Name("adamw", None, "schedule_free"),
     "gpa(soda_all(lion))": Name("lion", "soda_all", "gpa"),
 }
 

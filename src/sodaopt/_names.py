@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from sodaopt._errors import unknown
 
-ALIASES = {"sf": "schedule_free"}
 UNDECAYED = {"scion": "uscion", "adamw": "adam"}
 """The same base without weight decay, which a pull to the initial weights replaces."""
 ANCHORED = ("soda_dagger",)
@@ -59,7 +58,7 @@ def parse(
         example = next(iter(bases))
         raise TypeError(f"the name of the {kind} must be text such as {example!r}, got {text!r}")
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
-    *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
+    *outer, base = plain.rstrip(")").split("(")
     average = outer.pop(0) if outer and outer[0] in averages else None
     pull = outer.pop(0) if outer and outer[0] in pulls else None
     name = Name(base, pull, average)

@@ -19,6 +19,9 @@ from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
 
+EXAMPLES = {"scale": "geometry.rms", "view": "views.conv", "polar": "polar.EXACT"}
+"""The fields of a norm that are functions, each with an example. Not every norm has all of them."""
+
 
 def matrixwise(
     map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View, shards: Shards | None = None
@@ -67,10 +70,9 @@ class Norm:
         return "polar" if isinstance(getattr(self, "polar", None), Newton) else None
 
     def __post_init__(self) -> None:
-        for name in ("scale", "view"):
-            if not callable(getattr(self, name)):
-                got = getattr(self, name)
-                raise TypeError(f"{name} is a function, such as geometry.{got}, got {got!r}")
+        for name, example in EXAMPLES.items():
+            if hasattr(self, name) and not callable(got := getattr(self, name)):
+                raise TypeError(f"{name} is a function such as {example}, got {got!r}")
 
     def factor(self, o: int, i: int) -> float:
         """The paper's width factor of the lmo."""
@@ -174,11 +176,6 @@ class Spectral(Norm):
     """
 
     polar: Polar = KELLER
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.polar):
-            raise TypeError(f"polar is a backend such as polar.EXACT, got {self.polar!r}")
 
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o / i)

@@ -15,11 +15,11 @@ from sodaopt.schedules.coefficients import (
     uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
-    coupled, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
+    Weights, coupled, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
 )  # fmt: skip
 
 __all__ = [
-    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "Weights", "accelerated", "advance", "after",
     "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "linear",
     "log_time", "lr", "lr_weighted", "mass", "mean",
     "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value",

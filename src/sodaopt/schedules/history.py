@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from sodaopt.schedules.coefficients import (
     NO_PAST,
@@ -56,31 +56,31 @@ class _Total(_Weighted):
         return lr * (past["A"] + self.a(k + 1))
 
 
-@dataclass(frozen=True)
-class weights:
-    """The paper's coefficients for any weights a: k -> a_k > 0.
+class Weights(NamedTuple):
+    """The paper's coefficients for weights a_k > 0 with the sums A_k = a_0 + ... + a_k.
 
     now: a_k/A_k, for alpha.
     next: a_{k+1}/A_{k+1}, for alpha_bar and lam.
     total: lr A_{k+1}, for gamma.
 
+    >>> gamma = schedules.times(schedules.lr, schedules.grow)
+    >>> even = schedules.Weights(schedules.mean, schedules.uniform, gamma)
+    >>> zoo.moda(weights=even) == zoo.moda()
+    True
+    """
+
+    now: Coef
+    next: Coef
+    total: Coef
+
+
+def weights(a: Callable[[Number], Number]) -> Weights:
+    """Return the paper's coefficients for any weights a: k -> a_k > 0.
+
     >>> a = schedules.weights(lambda k: k + 1)
     >>> method = zoo.moda(weights=a)
     """
-
-    a: Callable[[Number], Number]
-
-    @property
-    def now(self) -> Schedule:
-        return _Now(self.a)
-
-    @property
-    def next(self) -> Schedule:
-        return _Next(self.a)
-
-    @property
-    def total(self) -> Schedule:
-        return _Total(self.a)
+    return Weights(_Now(a), _Next(a), _Total(a))
 
 
 @dataclass(frozen=True)
