@@ -1,7 +1,15 @@
 """Norms of a parameter, with their linear minimisation oracle (lmo) and dual norm.
 
-A view says how the parameter is a batch of matrices, and a scale gives the width factor. The lmo is
-the minimiser, so <d, lmo(d)> = -dual(d).
+A view says how the parameter is a batch of matrices X (o x i). A scale gives the width factor c.
+The lmo is c times the minimiser, and the norm is the size over c. Then <d, lmo(d)> = -dual(d).
+
+    norm        c, dense       c, one-hot    minimiser            size
+    Spectral    sqrt(o/i)      sqrt(o)       -U V^T               the largest singular value
+    ColNorm     sqrt(o)/i      sqrt(o)       -column / length     the longest column
+    RowNorm     1/sqrt(i)      1             -row / length        the longest row
+    Sign        1/i            1             -sign(X)             the largest entry
+    BiasRMS     sqrt(n)                      -X / length          the length, for n entries
+    Euclidean   1                            -X / length          the length
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ def _find_tokens(usage: Usage) -> None:
     """Take the tables with the shape of a head, else all tables that are not positions."""
     used = usage.locations.items()
     tables = [p for p, ats in used if p in usage.tables and not ats[0].named(POSITION)]
-    shapes = {p.shape for p in usage.heads}
-    usage.tokens = {p for p in tables if p.shape in shapes} or set(tables)
-    if len(tables) > 1 and not any(p.shape in shapes for p in tables):
+    heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
+    usage.tokens = {p for p in tables if p.shape in heads} or set(tables)
+    if len(shapes) > 1 and shapes.isdisjoint(heads):
         names = usage.names(tables)
         usage.notes.append(f"{names}: it is unclear which one holds tokens, so all of them do")
