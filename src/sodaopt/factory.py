@@ -52,7 +52,7 @@ def names() -> list[str]:
     >>> {"muon", "soda(muon)", "gpa(soda(muon))"} <= set(sodaopt.names())
     True
     """
-    return every_name(RECIPES, PULLED, AVERAGED)
+    return list(every_name(RECIPES, PULLED, AVERAGED))
 
 
 def parse_name(text: str) -> Name:

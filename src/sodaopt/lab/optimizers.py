@@ -57,7 +57,7 @@ BASES = {
 CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
 """Experimental pulls, which are wrappers only."""
 PULLS = PULLED | CAUTIOUS
-NAMES = [*every_name(BASES, PULLED, AVERAGED), *every_name(BASES, CAUTIOUS)[len(BASES) :]]
+NAMES = [*(every_name(BASES, PULLED, AVERAGED) | every_name(BASES, CAUTIOUS))]
 
 
 def parse(text: str) -> Name:
