@@ -132,6 +132,15 @@ def test_hidden(name: str) -> None:
     assert hidden(net) == [q for q in kept if q not in out]
 
 
+def test_hidden_does_not_ask_whether_a_method_fits() -> None:
+    """It is for other optimizers too, some of which train complex parameters."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    assert hidden(net) == [net[0].weight]
+    with pytest.raises(ValueError, match=r"phase.*is complex"):
+        plan(net)
+
+
 def only(module: nn.Module) -> list[tuple[str, str]]:
     return [(row.role, row.geometry) for row in plan(module).rows if row.role != "bias"]
 

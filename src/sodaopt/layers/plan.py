@@ -118,19 +118,11 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     inferred heads: weight
     """
     by_role, model = rules(recipe), unwrapped(model)
-    locations = locate(model)
-    chosen = match(locations, overrides)
-    heads = {p for p, override in chosen.items() if override.role in HEADS and p.ndim > 1}
-    usage = find_usage(model, locations, heads)
-    kinds = {p: chosen[p].applied(classify(ats[0], usage), p) for p, ats in locations.items()}
-    if missing := [locations[p][0] for p, kind in kinds.items() if kind is None]:
-        raise ValueError(unclear(missing))
-    rows = tuple(
-        _planned(locations[p], kind, chosen[p], by_role) for p, kind in kinds.items() if kind
-    )
-    notes = [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
+    found, notes = _classified(model, overrides)
+    rows = tuple(_planned(*parts, by_role) for parts in found)
+    notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
     title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
-    return Plan(title, rows, (*usage.notes, *notes))
+    return Plan(title, rows, tuple(notes))
 
 
 def param_groups(
@@ -150,8 +142,27 @@ def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     >>> [tuple(p.shape) for p in hidden(model)]
     [(32, 8), (32, 32)]
     """
-    rows = plan(model, "adam", **overrides).rows
-    return [row.parameter for row in rows if row.role in MATRICES]
+    found, _ = _classified(unwrapped(model), overrides)
+    return [ats[0].parameter for ats, kind, _ in found if kind.role in MATRICES]
+
+
+def _classified(
+    model: nn.Module, overrides: Mapping[str, Any]
+) -> tuple[list[tuple[list[Location], Kind, Override]], list[str]]:
+    """Return every parameter once, with its role and its override, and a note on inferred roles."""
+    locations = locate(model)
+    chosen = match(locations, overrides)
+    heads = {p for p, override in chosen.items() if override.role in HEADS and p.ndim > 1}
+    usage = find_usage(model, locations, heads)
+    found, missing = [], []
+    for p, ats in locations.items():
+        if kind := chosen[p].applied(classify(ats[0], usage), p):
+            found.append((ats, kind, chosen[p]))
+        else:
+            missing.append(ats[0])
+    if missing:
+        raise ValueError(unclear(missing))
+    return found, usage.notes
 
 
 def _planned(
