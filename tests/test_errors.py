@@ -149,8 +149,6 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "ademamix's alpha": (
         lambda: zoo.simplified_ademamix(alpha=-1), ValueError, "alpha must not be negative"),
-    "ademamix's warmup": (
-        lambda: zoo.simplified_ademamix((0.0, 0.95), beta1_warmup=5), ValueError, "a warmup needs"),
     "beta": (lambda: zoo.signum(1.0), ValueError, "beta must be in"),
     "betas": (lambda: zoo.adam((0.9, 1.5)), ValueError, "beta in"),
     "lion": (lambda: zoo.lion((0.99, 0.9)), ValueError, r"betas\[0\] <= betas\[1\]"),

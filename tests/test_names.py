@@ -11,11 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 import sodaopt
-from sodaopt import SODA, SODAWrapper, anchors, hidden, param_groups, schedules, zoo
+from sodaopt import SODA, SODAWrapper, anchors, hidden, param_groups, plan, schedules, zoo
 from sodaopt._names import Name
 from sodaopt.factory import AVERAGED, LR, parse_name
 from sodaopt.lab.optimizers import NAMES as LAB
-from sodaopt.layers.recipes import RECIPES
+from sodaopt.layers.recipes import PULLED, RECIPES
 
 STEPS = 4
 
@@ -48,11 +48,17 @@ def close(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.allclose(x, y, rtol=1e-5, atol=1e-7) for x, y in zip(a, b, strict=True))
 
 
-def by_hand(name: Name, **settings: Any) -> tuple[nn.Module, Optimizer]:
-    """The optimizer from the parts that `optimizer` puts together, with the pull as a row."""
+def by_hand(name: Name) -> tuple[nn.Module, Optimizer]:
+    """The optimizer by its parts. The pull is a wrapper, unless the name has an average."""
     model = Tied()
-    opt = SODA(param_groups(model, str(name._replace(average=None))), LR[name.base], **settings)
-    return model, AVERAGED[name.average](opt) if name.average else opt
+    if name.average:
+        inner = str(name._replace(average=None))
+        return model, AVERAGED[name.average](SODA(param_groups(model, inner), LR[name.base]))
+    opt = SODA(param_groups(model, name.undecayed), LR[name.base])
+    if name.pull is None:
+        return model, opt
+    pulled = [row.parameter for row in plan(model).rows if row.role in PULLED[name.pull]]
+    return model, SODAWrapper(opt, only=pulled)
 
 
 @pytest.mark.parametrize("name", sodaopt.names())
@@ -84,7 +90,7 @@ PARSED = {
     "muon": Name("muon"),
     "SODA( Muon )": Name("muon", "soda"),
     "soda-dagger": Name("soda_dagger"),
-    "sf(adamw)": Name("adamw", None, "schedule_free"),
+    "Schedule-Free(adamw)": Name("adamw", None, "schedule_free"),
     "gpa(soda_all(lion))": Name("lion", "soda_all", "gpa"),
 }
 
@@ -108,7 +114,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no pull": (lambda: sodaopt.optimizer(MODEL, "muon", start=3), "start is 3: only soda_dagger"),
     "two decays": (
         lambda: sodaopt.optimizer(MODEL, "soda(muon)", weight_decay=0.1),
-        "decays or averages by itself",
+        "without decay or averaging",
     ),
     "no decay": (lambda: sodaopt.optimizer(MODEL, "scion", weight_decay=0.1), "uscion for scion"),
     "pattern": (lambda: sodaopt.optimizer(MODEL, "soda(muon)", strat=3), "no parameter matches"),
@@ -125,10 +131,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "negative start": (lambda: sodaopt.optimizer(MODEL, "gpa(soda(muon))", start=-1), "at least 0"),
     "start as text": (lambda: sodaopt.optimizer(MODEL, "soda_dagger", start="3"), "an integer"),  # type: ignore[arg-type]
     "lr as text": (lambda: sodaopt.optimizer(MODEL, "muon", "1", show=True), "lr must be a number"),  # type: ignore[arg-type]
-    "override without pull": (
-        lambda: sodaopt.optimizer(MODEL, "gpa(soda(muon))", mid=zoo.adam()),
-        r"mid.weight is to be pulled .* override it with zoo.soda\(adam\)",
-    ),
 }
 
 
@@ -144,10 +146,10 @@ def test_settings_arrive(capsys: pytest.CaptureFixture[str]) -> None:
     opt = sodaopt.optimizer(
         model, "soda(muon)", decay=decay, start=7, anchor="bf16", show=True, bias=0.5
     )
-    assert isinstance(opt, SODAWrapper)
-    assert (opt.decay, opt.start, opt.anchor) == (decay, 7, anchors.anchor("bf16"))
-    (pulled,) = [group["params"] for group in opt.param_groups if group["soda_only"]]
-    assert pulled == hidden(model)
+    assert opt.anchor == anchors.anchor("bf16")
+    (pulled,) = [g for g in opt.param_groups if opt.methods[g["method"]].centre == "init"]
+    assert pulled["params"] == hidden(model)
+    assert opt.methods[pulled["method"]].lam == schedules.after(decay, 7)
     assert LR["muon"] / 2 in [group["lr"] for group in opt.param_groups]
     said = capsys.readouterr().out
     assert said.startswith(f"soda(muon) with lr {2**-11:g} for Tied\n")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sodaopt.layers.overrides import classify_all
+from sodaopt import plan
 from sodaopt.layers.roles import ROLES
 
 NAMES = {
@@ -76,7 +76,7 @@ def rows(package: str) -> Iterator[str]:
     for name in NAMES[package].split():
         with torch.device("meta"):
             model = BUILD[package](name, OPTIONS.get(name, {}))
-        found = [(p.names[0], p.kind.role) for p in classify_all(model, {})[0]]
+        found = [(row.name, row.role) for row in plan(model, "adam").rows]
         count = Counter(role for _, role in found)
         roles = ", ".join(f"{count[role]} {role}" for role in (*ROLES, "frozen") if role in count)
         digest = blake2b(repr(found).encode(), digest_size=4).hexdigest()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sodaopt import plan
-from sodaopt.layers.recipes import RECIPES, rule_of, rules
+from sodaopt.layers.recipes import rules
 from sodaopt.layers.roles import ROLES
 from sodaopt.layers.table import geometry_label
 from tools import architectures
@@ -56,9 +56,9 @@ def role_table() -> str:
     for role, meaning in ROLES.items():
         cells = []
         for name in ("soda_dagger", "muon"):
-            rule = rule_of(rules(RECIPES[name]), role)
-            assert rule is not None
-            radius = f", radius {rule.radius:g}" if rule.radius else ""
+            rule = rules(name)[role]
+            radius = getattr(rule.method.geometry, "radius", 1.0)
+            radius = f", radius {radius:g}" if radius != 1 else ""
             factor = f", {rule.lr_factor:g}x lr" if rule.lr_factor != 1 else ""
             method = "" if rule.method.name == name else f"{rule.method.name}: "
             cells.append(f"{method}{geometry_label(rule.method.geometry)}{radius}{factor}")

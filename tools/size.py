@@ -56,7 +56,7 @@ LATER = {
     "failed steps are undone, hooks of the base": (
         "wrappers/base.py: _ctrl_c_waits _without_hooks",
     ),
-    "the pull that falls with the learning rate": ("schedules/history.py: coupled _LargestLr",),
+    "the pull that falls with the learning rate": ("schedules/history.py: coupled _RelativeLr",),
     "the roles of 62 architectures": ("layers/stored.py",),
     "optimizers by name": ("_names.py", "factory.py"),
 }

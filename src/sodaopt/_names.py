@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from itertools import product
 from typing import NamedTuple
 
 from sodaopt._errors import unknown
 
-ALIASES = {"sf": "schedule_free"}
 UNDECAYED = {"scion": "uscion", "adamw": "adam"}
 """The same base without weight decay, which a pull to the initial weights replaces."""
 ANCHORED = ("soda_dagger",)
@@ -59,24 +59,22 @@ def parse(
         example = next(iter(bases))
         raise TypeError(f"the name of the {kind} must be text such as {example!r}, got {text!r}")
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
-    *outer, base = (ALIASES.get(part, part) for part in plain.rstrip(")").split("("))
-    average = outer.pop(0) if outer and outer[0] in averages else None
-    pull = outer.pop(0) if outer and outer[0] in pulls else None
-    name = Name(base, pull, average)
-    depth = str(name).count(")")
-    is_closed = plain.endswith(")" * depth) and plain.count(")") == depth
-    if pull and base in ANCHORED:
-        raise ValueError(f"{text} is anchored twice: {base} has a pull of its own. Remove {pull}")
-    if outer or not is_closed or base not in bases:
+    for pull, base in product(pulls, ANCHORED):
+        if f"{pull}({base})" in plain:
+            raise ValueError(
+                f"{text} is anchored twice. {base} has a pull of its own: use it alone"
+            )
+    known = every_name(bases, pulls, averages)
+    if plain not in known:
         listed = [*bases, *(f"{part}(...)" for part in (*pulls, *averages))]
-        raise ValueError(unknown(kind, text, every_name(bases, pulls, averages), listed))
-    return name
+        raise ValueError(unknown(kind, text, known, listed))
+    return known[plain]
 
 
 def every_name(
     bases: Collection[str], pulls: Collection[str], averages: Collection[str] = ()
-) -> list[str]:
-    """Return every name: the bases alone, pulled, and both of these averaged."""
-    pulled = [f"{pull}({base})" for pull in pulls for base in bases if base not in ANCHORED]
-    plain = [*bases, *pulled]
-    return [*plain, *(f"{average}({name})" for average in averages for name in plain)]
+) -> dict[str, Name]:
+    """Return every name with its parts: the bases alone, pulled, and both of these averaged."""
+    parts = product((None, *averages), (None, *pulls), bases)
+    names = [Name(base, pull, average) for average, pull, base in parts]
+    return {str(name): name for name in names if not (name.pull and name.base in ANCHORED)}

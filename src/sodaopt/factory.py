@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from sodaopt.core.validation import check_lr
 from sodaopt.layers import recipes
 from sodaopt.layers.plan import plan
 from sodaopt.layers.recipes import PULLED, RECIPES, Recipe, Rule
+from sodaopt.layers.roles import ROLES
 from sodaopt.schedules import Coef, after, uniform
 from sodaopt.wrappers.averages import GPA, SNOO, Lookahead, ScheduleFree
 from sodaopt.wrappers.base import Wrapper
-from sodaopt.wrappers.soda import SODAWrapper
 
 AVERAGED: dict[str, Callable[[Optimizer], Wrapper]] = {
     "schedule_free": ScheduleFree,
@@ -52,7 +52,7 @@ def names() -> list[str]:
     >>> {"muon", "soda(muon)", "gpa(soda(muon))"} <= set(sodaopt.names())
     True
     """
-    return every_name(RECIPES, PULLED, AVERAGED)
+    return list(every_name(RECIPES, PULLED, AVERAGED))
 
 
 def parse_name(text: str) -> Name:
@@ -74,46 +74,41 @@ def optimizer(
     show: bool = False,
     **overrides: Any,
 ) -> SODA | Wrapper:
-    """Build the optimizer with this name for a model: plan, groups, optimizer and wrapper.
+    """Build the optimizer with this name for a model: plan, groups and optimizer.
 
     >>> opt = sodaopt.optimizer(model, "soda(muon)", lr=2**-11, start=100)
-    >>> type(opt).__name__, type(opt.base).__name__
-    ('SODAWrapper', 'SODA')
+    >>> [group["method"] for group in opt.param_groups]
+    ['soda(muon)', 'adam']
 
-    name: one of `names()`. A pull is a `SODAWrapper`, and an average its own wrapper. Inside an
-    average the pull is part of the methods, as in `param_groups(model, "soda(muon)")`.
+    name: one of `names()`. A pull is part of the methods, as in `param_groups`, and an average is
+    a wrapper around them.
     lr: None is the paper's for the base, found for its GPTs. A group with an lr factor has a tensor
     of its own: to change a tensor in place, change every group["lr"].
     decay: strength of the pull. None is the paper's 1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
-    anchor: where z0 lives, see `sodaopt.anchors`.
+    anchor: where z0 lives, see `sodaopt.anchors`. None is a clone.
     weight_decay: replaces that of adam, adamw, muon or lion, and acts on hidden layers.
     process_group: the ranks that share the work under DDP, as in `SODA`.
     show: print the layer plan.
-    overrides: patterns for parameters, as in `plan`.
+    overrides: patterns for parameters, as in `plan`. The method of an override is used as it is:
+    zoo.soda(zoo.adam()) pulls, and zoo.adam() does not.
     """
     parsed = parse_name(name)
     count("start", start, 0)
     check_pull(parsed, decay=decay, start=start or None, anchor=anchor)
-    rules = base_rules(parsed, weight_decay)
-    roles = PULLED.get(parsed.pull or "", ())
     lr = LR[parsed.base] if lr is None else lr
     check_lr(lr, str(parsed))
+    lam = uniform if decay is None else decay
+    rules = pulled_rules(parsed, base_rules(parsed, weight_decay), lam, start)
+    planned = plan(model, rules, **overrides)
+    roles = PULLED.get(parsed.pull or "", ())
+    if roles and not any(row.role in roles for row in planned.rows):
+        raise ValueError(f"{parsed} has no parameter to pull: no role of the model is in {roles}")
     if show:
-        shown = recipes.soda(rules, roles)
-        print(f"{parsed} with lr {float(lr):g} for {plan(model, shown, **overrides)}")
-    return assemble(
-        model,
-        parsed,
-        rules,
-        lr,
-        roles,
-        decay=uniform if decay is None else decay,
-        start=start,
-        anchor=anchor,
-        process_group=process_group,
-        overrides=overrides,
-    )
+        print(f"{parsed} with lr {float(lr):g} for {planned}")
+    where = "clone" if anchor is None else anchor
+    opt = SODA(planned.groups(), lr, anchor=where, process_group=process_group)
+    return AVERAGED[parsed.average](opt) if parsed.average else opt
 
 
 def check_pull(name: Name, **settings: Any) -> None:
@@ -132,43 +127,9 @@ def base_rules(name: Name, weight_decay: float | None) -> dict[str, Rule]:
     return recipes.decayed("adam" if name.base == "adamw" else name.undecayed, weight_decay)
 
 
-def assemble(
-    model: nn.Module,
-    name: Name,
-    rules: Recipe,
-    lr: float | Tensor,
-    roles: Collection[str] = (),
-    *,
-    decay: Coef = uniform,
-    start: int = 0,
-    anchor: AnchorName | Anchor | None = None,
-    process_group: Any = None,
-    overrides: Mapping[str, Any] = MappingProxyType({}),
-    wrapper: Callable[..., Wrapper] = SODAWrapper,
-) -> SODA | Wrapper:
-    """Build the optimizer of a parsed name from the rules of its base.
-
-    roles: the roles to pull.
-    wrapper: the class that pulls them.
-    """
-    delayed = after(decay, start) if start else decay
-    if name.base in ANCHORED:
-        rules = recipes.repulled(rules, delayed)
-    elif name.average:  # wrappers do not nest, so the methods pull
-        rules = recipes.soda(rules, tuple(roles), delayed)
-    planned = plan(model, rules, **overrides)
-    pulled = [row.parameter for row in planned.rows if row.role in roles]
-    if roles and not pulled:
-        raise ValueError(f"{name} has no parameter to pull: no role of the model is in {roles}")
-    for row in planned.rows if name.average else ():
-        if row.role in roles and row.method is not None and row.method.centre != "init":
-            raise ValueError(
-                f"{row.name} is to be pulled in {name}, and {row.method.name} does not pull: "
-                f"override it with zoo.soda({row.method.name})"
-            )
-    anchors: dict[str, Any] = {} if anchor is None else {"anchor": anchor}
-    wraps = roles and not name.average
-    opt = SODA(planned.groups(), lr, process_group=process_group, **({} if wraps else anchors))
-    if wraps:
-        return wrapper(opt, only=pulled, decay=decay, start=start, **anchors)
-    return AVERAGED[name.average](opt) if name.average else opt
+def pulled_rules(name: Name, base: Recipe, decay: Coef, start: int = 0) -> dict[str, Rule]:
+    """Return the rules of the base with the pull of the name, which begins at step `start`."""
+    lam = after(decay, start) if start else decay
+    if name.base in ANCHORED:  # it has a pull of its own
+        return recipes.changed(base, ROLES, lambda method: replace(method, lam=lam))
+    return recipes.soda(base, PULLED.get(name.pull or "", ()), lam)

@@ -331,35 +331,6 @@ def test_scale(name) -> None:
     assert Sign(scale).width((8, 2)) == pytest.approx(sign)
 
 
-@each_norm
-@each_position
-def test_init(N, view, shape) -> None:
-    """A point of norm 1 in every position (BiasRMS: zero), drawn from the generator alone.
-
-    A kernel is semi-orthogonal in each tap.
-    """
-    for scale in SCALES.values():
-        norm = N(scale=scale, view=view)
-        if N is Spectral:
-            assert norm.polar is not EXACT  # yet the singular values must all be equal
-        w, again, far = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
-        before = torch.get_rng_state()
-        assert norm.init_(w, torch.Generator().manual_seed(1)) is w
-        norm.init_(again, torch.Generator().manual_seed(1))
-        Ball(norm, radius=3.0).init_(far, torch.Generator().manual_seed(1))
-        assert torch.equal(before, torch.get_rng_state())
-        assert torch.equal(w, again)
-        assert torch.allclose(far, 3 * w)
-        if N is not Spectral:
-            expected = torch.full_like(norm.norm(w), 0.0 if N is BiasRMS else 1.0)
-            assert torch.allclose(norm.norm(w), expected, atol=1e-6)
-            continue
-        f = view(shape)
-        for tap in f.fold(w).reshape(f.n, f.o, f.i, f.taps).unbind(-1):
-            values = s(tap) / norm.width(shape)
-            assert torch.allclose(values, torch.ones_like(values), atol=1e-6)
-
-
 # -- maps -----------------------------------------------------------------------------------------
 
 
@@ -557,7 +528,7 @@ def test_wrong_shape_is_named(norm, shape) -> None:
     for M in MAPS:
         with pytest.raises(ValueError, match=f"^{type(norm).__name__} .*shape {words}"):
             M(norm).check(shape)
-    for f in (norm.lmo, norm.dual, norm.norm, norm.init_):
+    for f in (norm.lmo, norm.dual, norm.norm):
         with pytest.raises(ValueError, match=f"shape {words}"):
             f(randn(shape))
 

@@ -115,7 +115,7 @@ def test_detector() -> None:
         "pos_embed": "position",
         "norm.weight": "norm",
         "scale.gamma": "vector",
-        "block.gamma": "vector",
+        "block.gamma": "norm",
         "block.fc.weight": "hidden",
         "attn.relative_position_bias_table": "position",
         "attn.rel_pos_h": "position",

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from sodaopt import RECIPES, SODA, factory, param_groups, plan, views, zoo
+from sodaopt._names import UNDECAYED
 from sodaopt.core.method import Method
 from sodaopt.geometry import (
     BiasRMS,
@@ -19,7 +20,7 @@ from sodaopt.geometry import (
     rms,
     transposed,
 )
-from sodaopt.layers.recipes import ROLES, UNDECAYED, rules, soda
+from sodaopt.layers.recipes import ROLES, rules, soda
 from tests.layers.support import CONV1D, each_model, model
 from tests.support.models import MODELS
 
@@ -119,10 +120,10 @@ def test_soda_anchors_hidden_layers_and_can_anchor_all() -> None:
 
 
 def test_a_recipe_of_ones_own() -> None:
-    mine = {"hidden": zoo.muon(), "router": (zoo.adam(), None, 2.0), "rest": zoo.sgd()}
+    mine = {"hidden": zoo.muon(), "router": (zoo.adam(), 2.0), "rest": zoo.sgd()}
     assert by_role(mine)["hidden"] == zoo.muon()
     assert by_role(mine)["norm"] == zoo.sgd()
-    wider = RECIPES["uscion"] | {"conv": (zoo.uscion(ColNorm()), 7.0)}
+    wider = RECIPES["uscion"] | {"conv": zoo.uscion(ColNorm(), 7.0)}
     rows = {row.role: row for row in plan(model("conv_net"), wider).rows}
     assert rows["conv"].radius == 7
     assert rows["conv"].geometry == "ColNorm(dense, conv)"

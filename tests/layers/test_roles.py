@@ -132,6 +132,15 @@ def test_hidden(name: str) -> None:
     assert hidden(net) == [q for q in kept if q not in out]
 
 
+def test_hidden_does_not_ask_whether_a_method_fits() -> None:
+    """It is for other optimizers too, some of which train complex parameters."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    net.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    assert hidden(net) == [net[0].weight]
+    with pytest.raises(ValueError, match=r"phase.*is complex"):
+        plan(net)
+
+
 def only(module: nn.Module) -> list[tuple[str, str]]:
     return [(row.role, row.geometry) for row in plan(module).rows if row.role != "bias"]
 
@@ -206,7 +215,9 @@ def test_gpt_oss() -> None:
     assert rows["self_attn.sinks"].role == "vector"
 
 
-def test_a_list_of_experts_has_a_router_and_a_list_of_layers_a_head() -> None:
+def test_a_gate_beside_a_list_of_experts_is_hidden() -> None:
+    """A list does not tell experts from layers, and the rule for a router is the hidden layers'."""
+
     class Sparse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -220,7 +231,7 @@ def test_a_list_of_experts_has_a_router_and_a_list_of_layers_a_head() -> None:
             self.out = nn.Linear(6, 4)
 
     found = roles(plan(Net()))
-    assert {found[f"layers.{j}.gate.weight"] for j in range(4)} == {"router"}
+    assert {found[f"layers.{j}.gate.weight"] for j in range(4)} == {"hidden"}
     assert found["out.weight"] == "head"
 
 
@@ -315,8 +326,6 @@ def test_dtensor(one_rank: None) -> None:
     p = plan(net)
     assert [replace_title(p)] == [replace_title(expected)]
     assert all(isinstance(row.parameter, DTensor) for row in p.rows)
-    for q in (p, plan(other)):
-        q.init_(seed=3, radius=1.0)
     nets = (net, other)
     opts = [SODA(param_groups(n), lr=2**-12) for n in nets]
     for n, opt in zip(nets, opts, strict=True):

@@ -23,13 +23,11 @@ from sodaopt.schedules import (
     falling,
     first,
     grow,
-    heavy_alpha,
-    heavy_alpha_bar,
-    heavy_gamma,
     linear,
     log_time,
     lr,
     lr_weighted,
+    mass,
     mean,
     nadam_alpha_bar,
     nadam_gamma,
@@ -62,9 +60,6 @@ def half_then(b: float) -> float:
 
 # psi = 0 makes every mu b/2 = 0.45, so that c_g = 0.55/(1 - 0.45^t).
 NADAM = [(0.55 / (1 - P), half_then(P)) for P in (0.45, 0.45**2, 0.45**3)]
-# Half-lives 0.5 -> 1 over four steps: 0.75 at k = 1, 0.875 at k = 2.
-N1 = 1 + 0.5 ** (4 / 3)
-N2 = 1 + N1 * 0.5 ** (8 / 7)
 
 TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr = LR
     (0.3, (0.3, 0.3, 0.3)),
@@ -98,11 +93,8 @@ TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr =
     (coupled(uniform), (1 / 2, 1 / 3, 1 / 8)),
     (nadam_alpha_bar(0.9, 0.0), tuple(g / (g + m) for g, m in NADAM)),
     (nadam_gamma(0.9, 0.0), tuple(c * (g + m) for c, (g, m) in zip(LR, NADAM, strict=True))),
-    (heavy_alpha(0.5, 2.0), (1, 1 / 1.5, 1 / 1.75)),
-    (heavy_alpha_bar(0.5, 2.0), (2 / 3, 2 / 3.5, 2 / 3.75)),
-    (heavy_gamma(0.5, 2.0), (0.1 * 3, 0.4 * 3.5, 0.2 * 3.75)),
-    (heavy_alpha(0.5, 2.0, 4, 0.25), (1, 1 / N1, 1 / N2)),
-    (heavy_gamma(0.5, 2.0, 4, 0.25), (0.1 * 3, 0.4 * (N1 + 2), 0.2 * (N2 + 2))),
+    (mass(0.5), (1, 1.5, 1.75)),
+    (mass(0.5, 2.0), (3, 3.5, 3.75)),
 ]
 COEFS = [c for c, _ in TABLE]
 
@@ -196,7 +188,7 @@ def is_schedule(f: object) -> bool:
 
 def test_every_schedule_is_in_the_table() -> None:
     public = {f for name, f in vars(schedules).items() if is_schedule(f) and name[0] != "_"}
-    assert len(public) >= 21
+    assert len(public) >= 18
     assert public <= {c if inspect.isfunction(c) else type(c) for c in COEFS}
 
 
@@ -327,9 +319,8 @@ def test_nadam_is_torchs() -> None:
 def test_heavy_ball() -> None:
     """The average with alpha = 1/N is the sum M <- b M + g over its mass. The step is M + a g."""
     b, a, lrs = 0.9, 2.0, tuple(0.1 + 0.01 * k for k in range(30))
-    alpha, alpha_bar, gamma = (
-        run(c(b, a), lrs) for c in (heavy_alpha, heavy_alpha_bar, heavy_gamma)
-    )
+    N = mass(b, a)
+    alpha, alpha_bar, gamma = (run(c, lrs) for c in (debias(b), over(a, N), times(lr, N)))
     m = M = 0.0
     for k, rate in enumerate(lrs):
         g = math.sin(3 * k + 1)
@@ -386,7 +377,6 @@ def test_the_same_memory_is_shared() -> None:
 CLASHES = [
     (weights(one).now, weights(ramp).now),
     (lr_weighted(), lr_weighted(r=1.0)),
-    (heavy_alpha(0.5, 1.0), heavy_alpha(0.9, 1.0)),
     (nadam_alpha_bar(0.9, 0.004), nadam_alpha_bar(0.8, 0.004)),
 ]
 

@@ -191,19 +191,11 @@ def nadam(b1: float = 0.9, b2: float = 0.95, eps: float = 1e-8) -> Update:
     return update
 
 
-def simplified_ademamix(
-    b1: float, b2: float, alpha: float, eps: float = 1e-8, warmup: int = 0, start: float = 0.9
-) -> Update:
-    """m <- b m + g;  u = -lr (m + alpha g)/(sqrt(v_hat) + eps).
-
-    AdEMAMix's warmup: the half-life of b, log(1/2)/log(b), grows linearly from `start`'s to b1's,
-    1/log b_t = (1 - t/T)/log(start) + (t/T)/log(b1) for t = k+1 < T.
-    """
+def simplified_ademamix(b1: float, b2: float, alpha: float, eps: float = 1e-8) -> Update:
+    """m <- b m + g;  u = -lr (m + alpha g)/(sqrt(v_hat) + eps)."""
 
     def update(s: dict, g: Tensor, k: int, lr: float) -> Tensor:
-        a = min(1, (k + 1) / warmup) if warmup else 1
-        b = math.exp(1 / ((1 - a) / math.log(start) + a / math.log(b1)))
-        s["m"] = b * s.get("m", 0) + g
+        s["m"] = b1 * s.get("m", 0) + g
         s["v"] = b2 * s.get("v", 0) + (1 - b2) * g**2
         v = s["v"] / (1 - b2 ** (k + 1))
         return -lr * (s["m"] + alpha * g) / (v.sqrt() + eps)

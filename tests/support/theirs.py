@@ -364,9 +364,6 @@ def _elementwise() -> Iterator[Theirs]:
     ours = {"betas": (0.99, 0.999), "alpha": 2.0}
     label, step = "x - lr (m + a g)/(sqrt(v_hat) + eps)", r.simplified_ademamix(0.99, 0.999, 2.0)
     yield plain("simplified_ademamix", ours, label, r.descend(step), 0.001)
-    ours = ours | {"beta1_warmup": 25}
-    label, step = f"{label}, b warmed up", r.simplified_ademamix(0.99, 0.999, 2.0, warmup=25)
-    yield plain("simplified_ademamix", ours, label, r.descend(step), 0.001, schedule=warmdown)
 
     def sharp(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
         return {"map": geo.Sharp}

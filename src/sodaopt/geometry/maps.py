@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sodaopt import schedules
 from sodaopt._errors import count, number
-from sodaopt.geometry.norms import Norm
+from sodaopt.geometry.norms import Norm, matrixwise
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, matrix
@@ -161,9 +161,14 @@ class _NormMap(Geometry):
         widths = {shape: rho * _width(self.norm, shape) for shape in set(context.shapes)}
         return [widths[shape] for shape in context.shapes]
 
-    def scales(self, gamma: Number, context: Context) -> list[Number]:
-        """The factor of the norm's direction, for each parameter."""
-        return [gamma * c**self.degree for c in self.widths(context)]
+    def directions(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
+        """u of each d before scaling."""
+        return self.norm.units(ds, shards)
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        u = self.directions(m_bar, context.shards)
+        torch._foreach_mul_(u, [gamma * c**self.degree for c in self.widths(context)])
+        return u
 
     def kernel_width(self, shape: torch.Size) -> float:
         return self.norm.width(shape) ** self.degree
@@ -172,11 +177,6 @@ class _NormMap(Geometry):
     def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
         rho = self.radius
         return rho if self.degree == 1 else schedules.times(rho, rho), 0.0, 0.0
-
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with the norm's initialisation at this radius."""
-        with torch.no_grad():
-            return self.norm.init_(w, generator).mul_(schedules.value(self.radius, 0, 0.0))
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,6 @@ class Ball(_NormMap):
     @property
     def kernel(self) -> str | None:
         return self.norm.ball_kernel
-
-    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = self.norm.units(m_bar, context.shards)
-        torch._foreach_mul_(u, self.scales(gamma, context))
-        return u
 
 
 @dataclass(frozen=True)
@@ -212,10 +207,8 @@ class Sharp(_NormMap):
     def kernel(self) -> str | None:
         return self.norm.sharp_kernel
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = self.norm.sharps(m_bar, context.shards)
-        torch._foreach_mul_(u, self.scales(gamma, context))
-        return u
+    def directions(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
+        return self.norm.sharps(ds, shards)
 
 
 @dataclass(frozen=True)
@@ -302,23 +295,14 @@ class MultiNorm(Geometry):
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        if context.shards is None:
-            u = self.balanced(m_bar)
-        else:
-            u = context.shards.deal(replace(self, view=matrix).balanced, m_bar, self.view)
+        u = matrixwise(self.balanced, m_bar, self.view, context.shards)
         torch._foreach_mul_(u, -gamma)
         return u
 
-    def balanced(self, ds: list[Tensor]) -> list[Tensor]:
-        """Each d with rows of norm sqrt(i) and columns of norm sqrt(o)."""
-        out = []
-        for d in ds:
-            f = self.view(d.shape)
-            X = f.fold(d)
-            for _ in range(self.iterations):
-                for dim in (-1, -2):
-                    length = X.norm(dim=dim, keepdim=True)
-                    length = length.clamp(min=1e-8) + length * 0  # an overflow gives NaN, not zero
-                    X = X * (math.sqrt(X.shape[dim]) / length)
-            out.append(f.unfold(X, d.shape))
-        return out
+    def balanced(self, X: Tensor) -> Tensor:
+        """A batch with rows of norm sqrt(i) and columns of norm sqrt(o)."""
+        for dim in (-1, -2) * self.iterations:
+            length = X.norm(dim=dim, keepdim=True)
+            length = length.clamp(min=1e-8) + length * 0  # an overflow gives NaN, not zero
+            X = X * (math.sqrt(X.shape[dim]) / length)
+        return X

@@ -1,7 +1,15 @@
-"""Norms of a parameter, with their linear minimisation oracle (lmo), dual norm and init.
+"""Norms of a parameter, with their linear minimisation oracle (lmo) and dual norm.
 
-A view says how the parameter is a batch of matrices, and a scale gives the width factor. The lmo is
-the minimiser, so <d, lmo(d)> = -dual(d).
+A view says how the parameter is a batch of matrices X (o x i). A scale gives the width factor c.
+The lmo is c times the minimiser, and the norm is the size over c. Then <d, lmo(d)> = -dual(d).
+
+    norm        c, dense       c, one-hot    minimiser            size
+    Spectral    sqrt(o/i)      sqrt(o)       -U V^T               the largest singular value
+    ColNorm     sqrt(o)/i      sqrt(o)       -column / length     the longest column
+    RowNorm     1/sqrt(i)      1             -row / length        the longest row
+    Sign        1/i            1             -sign(X)             the largest entry
+    BiasRMS     sqrt(n)                      -X / length          the length, for n entries
+    Euclidean   1                            -X / length          the length
 """
 
 from __future__ import annotations
@@ -19,10 +27,31 @@ from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
 
+EXAMPLES = {"scale": "geometry.rms", "view": "views.conv", "polar": "polar.EXACT"}
+"""The fields of a norm that are functions, each with an example. Not every norm has all of them."""
 
-def gaussian(shape: Shape, generator: torch.Generator | None) -> Tensor:
-    """Draw fp32 normals on the host, independently of torch's default dtype and device."""
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
+
+def matrixwise(
+    map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View, shards: Shards | None = None
+) -> list[Tensor]:
+    """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch.
+
+    shards: ds are this rank's shards. Each matrix is then mapped by one rank.
+    """
+    if shards is not None:
+        return shards.deal(lambda Xs: matrixwise(map_, Xs, matrix), ds, view)
+    out: list[Tensor] = list(ds)
+    frames = {shape: view(shape) for shape in {d.shape for d in ds}}
+    buckets: dict[object, list[int]] = {}
+    for j, d in enumerate(ds):
+        f = frames[d.shape]
+        buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
+    for members in buckets.values():
+        X = [frames[ds[j].shape].fold(ds[j]) for j in members]
+        U = map_(torch.cat(X) if len(X) > 1 else X[0])
+        for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
+            out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
+    return out
 
 
 @dataclass(frozen=True)
@@ -46,13 +75,12 @@ class Norm:
     @property
     def ball_kernel(self) -> str | None:
         """The name of the fused kernel for Ball of this norm (see `Geometry.kernel`)."""
-        return None
+        return "polar" if isinstance(getattr(self, "polar", None), Newton) else None
 
     def __post_init__(self) -> None:
-        for name in ("scale", "view"):
-            if not callable(getattr(self, name)):
-                got = getattr(self, name)
-                raise TypeError(f"{name} is a function, such as geometry.{got}, got {got!r}")
+        for name, example in EXAMPLES.items():
+            if hasattr(self, name) and not callable(got := getattr(self, name)):
+                raise TypeError(f"{name} is a function such as {example}, got {got!r}")
 
     def factor(self, o: int, i: int) -> float:
         """The paper's width factor of the lmo."""
@@ -81,11 +109,6 @@ class Norm:
         stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
         return size.reshape(*stack, -1).amax(-1)
 
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with a random point of norm 1: an extreme point of the unit ball."""
-        return w.copy_(self.lmo(gaussian(w.shape, generator)))
-
     def with_view(self, view: View) -> Norm:
         """Return the norm with the view of a layer, unless it has a view of its own."""
         return replace(self, view=view) if self.view in (matrix, elements) else self
@@ -99,24 +122,7 @@ class Norm:
 
         shards: ds are this rank's shards, and this object exchanges them with the other ranks.
         """
-        if shards is None:
-            return self.batched(self.minimiser, ds)
-        return shards.deal(replace(self, view=matrix).units, ds, self.view)
-
-    def batched(self, map_: Callable[[Tensor], Tensor], ds: list[Tensor]) -> list[Tensor]:
-        """Apply map_ to each d, with all matrices of one shape in one batch."""
-        out: list[Tensor] = list(ds)
-        frames = {shape: self.view(shape) for shape in {d.shape for d in ds}}
-        buckets: dict[object, list[int]] = {}
-        for j, d in enumerate(ds):
-            f = frames[d.shape]
-            buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
-        for members in buckets.values():
-            X = [frames[ds[j].shape].fold(ds[j]) for j in members]
-            U = map_(torch.cat(X) if len(X) > 1 else X[0])
-            for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
-                out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
-        return out
+        return matrixwise(self.minimiser, ds, self.view, shards)
 
     def duals(
         self, ds: list[Tensor], units: list[Tensor], shards: Shards | None = None
@@ -179,15 +185,6 @@ class Spectral(Norm):
 
     polar: Polar = KELLER
 
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar" if isinstance(self.polar, Newton) else None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.polar):
-            raise TypeError(f"polar is a backend such as polar.EXACT, got {self.polar!r}")
-
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o / i)
 
@@ -197,20 +194,6 @@ class Spectral(Norm):
     def size(self, X: Tensor) -> Tensor:
         s: Tensor = torch.linalg.matrix_norm(X, ord=2)
         return s
-
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with a random semi-orthogonal matrix, and a kernel with one for each tap.
-
-        QR, because a polynomial would spread the singular values. The signs of R make it uniform.
-        """
-        f = self.view(w.shape)
-        X = f.fold(gaussian(w.shape, generator)).reshape(f.n, f.o, f.i, f.taps).movedim(-1, 1)
-        wide = f.o < f.i
-        Q, R = torch.linalg.qr(X.mT if wide else X)
-        Q = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-        X = (Q.mT if wide else Q).movedim(1, -1).flatten(-2)
-        return w.copy_(f.unfold(X, w.shape) * self.width(w.shape))
 
 
 @dataclass(frozen=True)
@@ -297,10 +280,6 @@ class Euclidean(_Lengths):
     polar: ClassVar[Polar] = DIRECTION
     sharp_kernel: ClassVar[str | None] = "identity"
 
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar"
-
     def factor(self, o: int, i: int) -> float:
         return 1.0
 
@@ -319,14 +298,5 @@ class BiasRMS(_Lengths):
     view: View = whole
     polar: ClassVar[Polar] = DIRECTION
 
-    @property
-    def ball_kernel(self) -> str | None:
-        return "polar"
-
     def factor(self, o: int, i: int) -> float:
         return math.sqrt(o * i)
-
-    @torch.no_grad()
-    def init_(self, w: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Fill w with zeros, as Scion starts its biases."""
-        return w.zero_()

@@ -119,11 +119,7 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
 
 def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
     a, b, c = step
-    if c:
-        return product(R, R, R, c, b, a)
-    W = b * R
-    W.diagonal(dim1=-2, dim2=-1).add_(a)
-    return W
+    return product(R, R, R, c, b, a)
 
 
 @dataclass(frozen=True)
@@ -195,8 +191,4 @@ CUBIC = Newton(
     ((1.5, -0.5, 0.0),) * 15,
     "the classical Newton-Schulz iteration (Higham 2008, Functions of Matrices, section 8.3)",
 )
-
-BACKENDS: dict[str, Polar] = {
-    "exact": EXACT,
-    **{n.name: n for n in (KELLER, YOU, POLAR_EXPRESS, CUBIC)},
-}
+BACKENDS: dict[str, Polar] = {b.name: b for b in (EXACT, KELLER, YOU, POLAR_EXPRESS, CUBIC)}

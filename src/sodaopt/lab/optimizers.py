@@ -22,10 +22,13 @@ from sodaopt._names import Name, every_name
 from sodaopt.anchors import Anchor
 from sodaopt.core.diagnostics import Watched
 from sodaopt.core.method import Method
-from sodaopt.factory import AVERAGED, LR, assemble, base_rules, check_pull
+from sodaopt.core.optimizer import SODA
+from sodaopt.factory import AVERAGED, LR, base_rules, check_pull, pulled_rules
+from sodaopt.layers.plan import param_groups, plan
 from sodaopt.layers.recipes import PULLED, RECIPES, Recipe, Rule, decayed
 from sodaopt.layers.roles import MATRICES
 from sodaopt.schedules import first
+from sodaopt.wrappers.soda import SODAWrapper
 
 from .cautious import CautiousWrapper
 
@@ -54,7 +57,7 @@ BASES = {
 CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
 """Experimental pulls, which are wrappers only."""
 PULLS = PULLED | CAUTIOUS
-NAMES = [*every_name(BASES, PULLED, AVERAGED), *every_name(BASES, CAUTIOUS)[len(BASES) :]]
+NAMES = [*(every_name(BASES, PULLED, AVERAGED) | every_name(BASES, CAUTIOUS))]
 
 
 def parse(text: str) -> Name:
@@ -146,16 +149,25 @@ def build(name: Name, model: nn.Module, s: Settings, process_group: Any = None) 
     process_group: the ranks that have the same plain parameters, and share the work.
     """
     check(name, s)
-    start = s.warmup_steps if name.is_anchored else 0
-    anchor = Origin() if s.z0 == "zero" and name.pull else None
-    pull: dict[str, Any] = {"decay": _pull(s), "start": start, "anchor": anchor}
+    if name.pull and not name.average:
+        return _wrapped(name, model, s, process_group)
+    rules = pulled_rules(name, recipe(name, s), _pull(s), s.warmup_steps)
+    opt = SODA(param_groups(model, rules), s.lr, process_group=process_group)
+    return AVERAGED[name.average](opt) if name.average else opt
+
+
+def _wrapped(name: Name, model: nn.Module, s: Settings, process_group: Any) -> SODAWrapper:
+    """Pull with a wrapper, as Algorithm 1 of the paper does."""
+    planned = plan(model, recipe(name, s))
+    opt = SODA(planned.groups(), s.lr, process_group=process_group)
+    pull: dict[str, Any] = {"decay": _pull(s), "start": s.warmup_steps}
     if name.pull == "cautious_wd":
-        pull = {"decay": schedules.times(schedules.lr, s.wd), "anchor": Origin()}
-    if name.pull in CAUTIOUS:
-        pull["wrapper"] = CautiousWrapper
-    roles = PULLS.get(name.pull or "", ())
-    pull["process_group"] = process_group
-    return assemble(model, name, recipe(name, s), s.lr, roles, **pull)
+        pull = {"decay": schedules.times(schedules.lr, s.wd)}
+    if s.z0 == "zero" or name.pull == "cautious_wd":
+        pull["anchor"] = Origin()
+    roles = PULLS[name.pull or ""]
+    wrapper = CautiousWrapper if name.pull in CAUTIOUS else SODAWrapper
+    return wrapper(opt, only=[row.parameter for row in planned.rows if row.role in roles], **pull)
 
 
 def _pull(s: Settings) -> schedules.Coef:

@@ -18,6 +18,7 @@ from sodaopt.anchors.init import CONVS
 
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+PARALLEL = (nn.DataParallel, DistributedDataParallel)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -76,8 +77,7 @@ def locate(model: nn.Module) -> Locations:
     for path, p in model.named_parameters(remove_duplicate=False):
         keys = path.split(".")
         modules = list(accumulate(keys[:-1], getattr, initial=model))
-        pairs = zip(modules, keys, strict=True)
-        name = ".".join(key for module, key in pairs if not _is_wrapper(module, key))
+        name = ".".join(key for key in keys if key not in WRAPPER_KEYS)
         # A reparametrised weight belongs to its layer. original0 is the length of weight_norm.
         if isinstance(modules[-1], ParametrizationList):
             own = keys[-2] + "_g" * (keys[-1] == "original0")
@@ -103,13 +103,6 @@ def _refuse_unshaped(at: Location) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside torch's wrappers."""
-    for key, child in model._modules.items():
-        if child is not None and _is_wrapper(model, key):
-            return unwrapped(child)
-    return model
-
-
-def _is_wrapper(module: nn.Module, key: str) -> bool:
-    parallel = isinstance(module, nn.DataParallel | DistributedDataParallel)
-    return key in WRAPPER_KEYS or (parallel and key == "module")
+    """Return the model inside torch.compile, DataParallel and DistributedDataParallel."""
+    inner = getattr(model, "module" if isinstance(model, PARALLEL) else "_orig_mod", None)
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model

@@ -17,22 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodaopt import geometry
 from sodaopt.core.method import Method
 from sodaopt.core.optimizer import SODA
-from sodaopt.geometry import Ball, Clip, Sharp
-from sodaopt.geometry.views import View
-from sodaopt.layers.locations import unwrapped
-from sodaopt.layers.overrides import CUSTOM, FROZEN, ClassifiedParameter, classify_all
-from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rule_of, rules
-from sodaopt.layers.roles import MATRICES, PARENT
+from sodaopt.layers.locations import Location, locate, unwrapped
+from sodaopt.layers.overrides import FROZEN, Override, match, unclear
+from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
+from sodaopt.layers.roles import HEADS, MATRICES, PARENT, Kind, classify
 from sodaopt.layers.table import geometry_label, render
-from sodaopt.parallel import sharded
+from sodaopt.layers.usage import find_usage
 from sodaopt.schedules import Coef
 
 __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
-
-NOT_INITIALISED = ("norm", "scalar", "vector", "lora_a", "lora_b", CUSTOM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +35,16 @@ class PlannedParameter:
     """One parameter of the plan. A frozen one has no method and is in no group."""
 
     name: str
-    shape: tuple[int, ...]
     role: str
-    method: Method | None = field(repr=False)
-    lr_factor: float | None
-    state_bytes: int
     parameter: nn.Parameter = field(repr=False)
     aliases: tuple[str, ...] = ()
+    method: Method | None = field(default=None, repr=False)
+    lr_factor: float | None = None
+    state_bytes: int = 0
 
     @property
-    def norm_map(self) -> Ball | Sharp | Clip | None:
-        """The geometry if it is the map of a norm, else None."""
-        g = self.method.geometry if self.method else None
-        return g if isinstance(g, Ball | Sharp | Clip) else None
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape)
 
     @property
     def geometry(self) -> str:
@@ -60,7 +52,8 @@ class PlannedParameter:
 
     @property
     def radius(self) -> Coef | None:
-        return self.norm_map.radius if self.norm_map else None
+        """The radius of the norm's ball. Maps without a norm have none."""
+        return getattr(self.method.geometry, "radius", None) if self.method else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,32 +89,6 @@ class Plan:
             groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
         return groups
 
-    @torch.no_grad()
-    def init_(self, seed: int = 0, radius: float | None = None) -> list[str]:
-        """Initialise the model as Scion does, and return the names of the filled parameters.
-
-        Each weight becomes a random point on the sphere of its norm and radius, each bias zero.
-        Gains, scalars, other vectors, adapters and frozen parameters keep their values. So do
-        parameters whose scale is not a width factor of the paper, such as those of Muon and Adam.
-
-        radius: replaces the radius of every parameter.
-        """
-        rng = torch.Generator().manual_seed(seed)  # the same numbers on every rank
-        filled = []
-        for row in self.rows:
-            g = row.norm_map
-            if g is None or g.norm.scale not in (geometry.dense, geometry.one_hot):
-                continue
-            if row.role not in NOT_INITIALISED:
-                _init_(row, g if radius is None else replace(g, radius=radius), rng)
-                filled.append(row.name)
-        if not filled:
-            raise ValueError(
-                f"{self.title}: no parameter has a norm-matched initialisation. Initialise with a "
-                "plan for scion, uscion or soda_dagger, and train with any other."
-            )
-        return filled
-
     def table(self, full: bool = False) -> str:
         """Return the plan as text, with repeated layers on one line unless `full`."""
         return render(self.title, self.rows, self.notes, full)
@@ -133,8 +100,8 @@ class Plan:
 def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any) -> Plan:
     """Show how `param_groups` would treat each parameter.
 
-    recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, radius,
-    lr factor).
+    recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, lr
+    factor).
     overrides: pattern = a role, "frozen", a view such as split(3), a Method, an lr factor, or a
     tuple of these. Patterns are regular expressions, and the first match wins:
 
@@ -150,12 +117,12 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     2 parameters, 36 numbers, 304 B of state
     inferred heads: weight
     """
-    known = rules(recipe)
-    found, notes = classify_all(model, overrides)
-    rows = tuple(_planned(f, known) for f in found)
+    by_role, model = rules(recipe), unwrapped(model)
+    found, notes = _classified(model, overrides)
+    rows = tuple(_planned(*parts, by_role) for parts in found)
     notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
-    title = type(unwrapped(model)).__name__
-    return Plan(f"{recipe} for {title}" if isinstance(recipe, str) else title, rows, tuple(notes))
+    title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
+    return Plan(title, rows, tuple(notes))
 
 
 def param_groups(
@@ -175,43 +142,54 @@ def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     >>> [tuple(p.shape) for p in hidden(model)]
     [(32, 8), (32, 32)]
     """
-    return [f.parameter for f in classify_all(model, overrides)[0] if f.kind.role in MATRICES]
+    found, _ = _classified(unwrapped(model), overrides)
+    return [ats[0].parameter for ats, kind, _ in found if kind.role in MATRICES]
 
 
-# -- from a rule to the method of one parameter ---------------------------------------------------
+def _classified(
+    model: nn.Module, overrides: Mapping[str, Any]
+) -> tuple[list[tuple[list[Location], Kind, Override]], list[str]]:
+    """Return every parameter once, with its role and its override, and a note on inferred roles."""
+    locations = locate(model)
+    chosen = match(locations, overrides)
+    heads = {p for p, override in chosen.items() if override.role in HEADS and p.ndim > 1}
+    usage = find_usage(model, locations, heads)
+    found, missing = [], []
+    for p, ats in locations.items():
+        if kind := chosen[p].applied(classify(ats[0], usage), p):
+            found.append((ats, kind, chosen[p]))
+        else:
+            missing.append(ats[0])
+    if missing:
+        raise ValueError(unclear(missing))
+    return found, usage.notes
 
 
-def _planned(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> PlannedParameter:
-    p, (role, view), (name, *aliases) = found.parameter, found.kind, found.names
-    method, factor, size = None, None, 0
-    if role != FROZEN:
-        rule = _rule(found, recipe)
-        method, factor = _fitted(rule.method, rule.radius, view), rule.lr_factor
-        size = _state_bytes(name, p, method)
-    return PlannedParameter(name, tuple(p.shape), role, method, factor, size, p, tuple(aliases))
-
-
-def _rule(found: ClassifiedParameter, recipe: Mapping[str, Rule]) -> Rule:
-    """Return the recipe's rule for the parameter, changed by its override."""
-    role, override = found.kind.role, found.override
-    rule = Rule(override.method) if override.method else rule_of(recipe, role)
+def _planned(
+    locations: list[Location], kind: Kind, override: Override, by_role: Mapping[str, Rule]
+) -> PlannedParameter:
+    """Give a parameter the rule of its role, changed by its override."""
+    p, (role, view) = locations[0].parameter, kind
+    names: dict[nn.Module, str] = {}
+    for at in locations:
+        names.setdefault(at.module, at.name)  # a block that is used twelve times has one name
+    name, *aliases = names.values()
+    if role == FROZEN:
+        return PlannedParameter(name, role, p, tuple(aliases))
+    rule = Rule(override.method) if override.method else by_role.get(role)
     if rule is None:
         options = dict.fromkeys((role, PARENT.get(role, role), "rest"))
         raise ValueError(
-            f"the recipe has no rule for {found.names[0]}, whose role is {role!r}. Add one for "
+            f"the recipe has no rule for {name}, whose role is {role!r}. Add one for "
             + " or ".join(map(repr, options))
         )
-    return rule if override.lr_factor is None else rule._replace(lr_factor=override.lr_factor)
-
-
-def _fitted(method: Method, radius: float | None, view: View | None) -> Method:
-    """Return the method with this radius and with the view of the layer."""
-    g = method.geometry if view is None else method.geometry.with_view(view)
-    if radius is not None:
-        if not isinstance(g, Ball | Sharp | Clip):
-            raise ValueError(f"{method.name} has no norm, so it cannot have the radius {radius}")
-        g = replace(g, radius=radius)
-    return replace(method, geometry=g)
+    method, factor = rule
+    if view is not None:
+        method = replace(method, geometry=method.geometry.with_view(view))
+    if override.lr_factor is not None:
+        factor = override.lr_factor
+    size = _state_bytes(name, p, method)
+    return PlannedParameter(name, role, p, tuple(aliases), method, factor, size)
 
 
 def _state_bytes(name: str, p: Tensor, method: Method) -> int:
@@ -219,11 +197,3 @@ def _state_bytes(name: str, p: Tensor, method: Method) -> int:
     like = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"))
     state = SODA([(name, like)], 1e-6, method).state[like]
     return sum(t.numel() * t.element_size() for t in state.values())
-
-
-def _init_(row: PlannedParameter, g: Ball | Sharp | Clip, rng: torch.Generator) -> None:
-    local = sharded.local(row.parameter)
-    if local.is_meta:
-        raise ValueError(f"{row.name} is on the meta device. Materialise the model first.")
-    w = g.init_(torch.empty(row.shape), rng)
-    local.copy_(sharded.local(sharded.place(w.to(local.device), row.parameter)))

@@ -5,45 +5,40 @@ A role without a rule of its own follows the rule of its PARENT, and then the ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from sodaopt import geometry, zoo
 from sodaopt._errors import unknown
-from sodaopt._names import UNDECAYED, parse
+from sodaopt._names import parse
 from sodaopt.core.method import Method
-from sodaopt.geometry import BiasRMS, Norm, Sign, Spectral
+from sodaopt.geometry import BiasRMS, Sign, Spectral
 from sodaopt.layers.roles import MATRICES, PARENT, ROLES
 from sodaopt.schedules import Coef, uniform
 
 
 class Rule(NamedTuple):
-    """The method and the lr factor of a role.
-
-    radius: replaces the radius of the method's geometry, unless it is None.
-    """
+    """The method and the lr factor of a role."""
 
     method: Method
-    radius: float | None = None
     lr_factor: float = 1.0
 
 
-Recipe: TypeAlias = Mapping[str, Rule | Method | tuple[Any, ...]]
+Recipe: TypeAlias = Mapping[str, Rule | Method | tuple[Method, float]]
 
 
-def _layerwise(row: Callable[[Norm], Method]) -> dict[str, Rule]:
+def _layerwise(row: Callable[..., Method]) -> dict[str, Method]:
     """Sign -> Spectral -> Sign, and BiasRMS for vectors, with the paper's radii.
 
     The paper ties the embedding to the head, so it has no radius for a separate first layer. The
     radius 1 for that and the hidden layers' radius for vectors are those of Scion's code.
     """
     return {
-        "embedding": Rule(row(Sign(geometry.one_hot)), 1.0),
-        "hidden": Rule(row(Spectral(geometry.dense)), 50.0),
-        "head": Rule(row(Sign(geometry.dense)), 3000.0),
-        "depthwise": Rule(row(Sign(geometry.dense)), 50.0),
-        "vector": Rule(row(BiasRMS()), 50.0),
+        "embedding": row(Sign(geometry.one_hot), radius=1.0),
+        "hidden": row(Spectral(geometry.dense), radius=50.0),
+        "head": row(Sign(geometry.dense), radius=3000.0),
+        "depthwise": row(Sign(geometry.dense), radius=50.0),
+        "vector": row(BiasRMS(), radius=50.0),
     }
 
 
@@ -52,78 +47,70 @@ RECIPES: dict[str, Recipe] = {
     "soda_dagger": _layerwise(zoo.soda_dagger),
     "scion": _layerwise(zoo.scion),
     "uscion": _layerwise(zoo.uscion),
-    "muon": {
-        "hidden": Rule(zoo.muon(scale=geometry.rms)),
-        "rest": Rule(zoo.adam(BETAS), lr_factor=10.0),
-    },
-    "adam": {"rest": Rule(zoo.adam(BETAS))},
-    "adamw": {"vector": Rule(zoo.adam(BETAS)), "rest": Rule(zoo.adamw(BETAS))},
-    "lion": {"rest": Rule(zoo.lion())},
+    "muon": {"hidden": zoo.muon(scale=geometry.rms), "rest": (zoo.adam(BETAS), 10.0)},
+    "adam": {"rest": zoo.adam(BETAS)},
+    "adamw": {"vector": zoo.adam(BETAS), "rest": zoo.adamw(BETAS)},
+    "lion": {"rest": zoo.lion()},
 }
 PULLED = {"soda": MATRICES, "soda_all": tuple(ROLES), "soda_tied": ("tied",)}
 """The roles that each pull anchors."""
 
 
+def rules(recipe: str | Recipe) -> dict[str, Rule]:
+    """Return the rule of each role that has one.
+
+    recipe: a dict, or a name such as "muon" or "soda(muon)".
+    """
+    if isinstance(recipe, str):
+        name = parse(recipe, RECIPES, PULLED, kind="recipe")
+        base = rules(RECIPES[name.undecayed])
+        return soda(base, PULLED[name.pull]) if name.pull else base
+    if not isinstance(recipe, Mapping):
+        raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
+    own = {role: _as_rule(role, value) for role, value in recipe.items()}
+    found = {}
+    for role in ROLES:
+        line = (role, PARENT.get(role, role), "rest")
+        if rule := next((own[name] for name in line if name in own), None):
+            found[role] = rule
+    return found
+
+
+def _as_rule(role: str, value: Any) -> Rule:
+    if role not in (*ROLES, "rest"):
+        raise ValueError(unknown("role", role, [*ROLES, "rest"]))
+    match value if isinstance(value, tuple) else (value,):
+        case [Method()] | [Method(), int() | float()] as parts:
+            return Rule(*parts)
+    raise TypeError(
+        f"{role!r}: a rule is a Method such as zoo.muon(), or (Method, lr factor), got {value!r}"
+    )
+
+
 def soda(
-    recipe: str | Recipe, only: tuple[str, ...] = MATRICES, decay: Coef = uniform
+    recipe: str | Recipe, only: Collection[str] = MATRICES, decay: Coef = uniform
 ) -> dict[str, Rule]:
-    """Return the anchored form of a recipe. A recipe given by name loses its weight decay.
+    """Return the anchored form of a recipe without weight decay.
 
     only: the roles to anchor. The default is the paper's, the hidden layers. tuple(ROLES) anchors
     every layer.
     decay: strength of the pull, as in zoo.soda.
     """
-    base = rules(UNDECAYED.get(recipe, recipe) if isinstance(recipe, str) else recipe)
-    return _changed(base, only, lambda method: zoo.soda(method, decay))
-
-
-def repulled(recipe: Recipe, decay: Coef) -> dict[str, Rule]:
-    """Return a recipe of anchored methods with another strength of the pull."""
-    found = rules(recipe)
-    return _changed(found, found, lambda method: replace(method, lam=decay))
+    return changed(recipe, only, lambda method: zoo.soda(method, decay))
 
 
 def decayed(
-    recipe: str | Recipe, weight_decay: float, only: tuple[str, ...] = MATRICES
+    recipe: str | Recipe, weight_decay: float, only: Collection[str] = MATRICES
 ) -> dict[str, Rule]:
     """Return a recipe with decoupled weight decay on some roles, by default the hidden layers."""
-    return _changed(rules(recipe), only, lambda method: zoo.decayed(method, weight_decay))
+    return changed(recipe, only, lambda method: zoo.decayed(method, weight_decay))
 
 
-def _changed(
-    found: dict[str, Rule], only: Iterable[str], change: Callable[[Method], Method]
+def changed(
+    recipe: str | Recipe, only: Collection[str], change: Callable[[Method], Method]
 ) -> dict[str, Rule]:
-    """Return the rules with another method for some roles. A role without a rule stays without."""
-    own = {role: rule for role in only if (rule := rule_of(found, role)) is not None}
-    return found | {role: rule._replace(method=change(rule.method)) for role, rule in own.items()}
-
-
-def rules(recipe: str | Recipe) -> dict[str, Rule]:
-    """Return the checked rules of a recipe: a dict, or a name such as "muon" or "soda(muon)"."""
-    if isinstance(recipe, str):
-        name = parse(recipe, RECIPES, PULLED, kind="recipe")
-        if name.pull:
-            return soda(name.base, PULLED[name.pull])
-        recipe = RECIPES[name.base]
-    if not isinstance(recipe, Mapping):
-        raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
-    for role in recipe:
-        if role not in (*ROLES, "rest"):
-            raise ValueError(unknown("role", role, [*ROLES, "rest"]))
-    return {role: _as_rule(role, value) for role, value in recipe.items()}
-
-
-def _as_rule(role: str, value: Any) -> Rule:
-    rule = Rule(*value) if isinstance(value, tuple) else Rule(value)
-    if not isinstance(rule.method, Method):
-        raise TypeError(
-            f"{role!r}: a rule is a Method such as zoo.muon(), or (Method, radius, lr factor), got "
-            f"{value!r}. The radius None keeps the method's own."
-        )
-    return rule
-
-
-def rule_of(recipe: Mapping[str, Rule], role: str) -> Rule | None:
-    """Return the rule of the role, else of its parent, else of "rest", else None."""
-    names = (role, PARENT.get(role, role), "rest")
-    return next((recipe[name] for name in names if name in recipe), None)
+    """Return a recipe with other methods for some roles."""
+    return {
+        role: rule._replace(method=change(rule.method)) if role in only else rule
+        for role, rule in rules(recipe).items()
+    }

@@ -66,17 +66,17 @@ EMBEDDING = r"embed[^.]*$"
 Match: TypeAlias = Callable[[Location, Usage], View | bool | None]
 RULES: tuple[tuple[str, Match], ...] = (
     # The first rule that matches gives the role. It returns the view of a matrix, else True.
+    ("lora_a", lambda at, use: stored.lora(at) == "a" and _dense(at)),
+    ("lora_b", lambda at, use: stored.lora(at) == "b" and _dense(at)),
     # The use of the layer:
     ("tied", lambda at, use: at.parameter in use.heads & use.tables and _dense(at)),
     ("head", lambda at, use: at.parameter in use.heads and _dense(at)),
     # The type of the layer:
-    ("lora_a", lambda at, use: stored.lora(at) == "a" and _dense(at)),
-    ("lora_b", lambda at, use: stored.lora(at) == "b" and _dense(at)),
     ("embedding", lambda at, use: at.parameter in use.tokens and transposed),
     ("position", lambda at, use: stored.is_table(at) and transposed),
-    ("router", lambda at, use: stored.router(at)),
+    ("router", lambda at, use: stored.is_router(at) and matrix),
     ("hidden", lambda at, use: stored.linear(at)),
-    ("depthwise", lambda at, use: stored.is_depthwise(at) and stored.kernel(at)),
+    ("depthwise", lambda at, use: stored.is_depthwise(at.module) and stored.kernel(at)),
     ("conv", lambda at, use: stored.kernel(at)),
     # The name and the shape of a parameter in any other module:
     ("position", lambda at, use: _has_rows(at) and at.named(POSITION) and _rows(at)),
@@ -114,6 +114,4 @@ def _has_rows(at: Location) -> bool:
 
 
 def _is_norm(m: nn.Module) -> bool:
-    """Whether a class of the module is called a norm. A block may be, but its children learn."""
-    learns = any(True for child in m.children() for _ in child.parameters())
-    return not learns and any(re.search("norm|grn", c.__name__, re.I) for c in type(m).__mro__)
+    return any(re.search("norm|grn", c.__name__, re.I) for c in type(m).__mro__)

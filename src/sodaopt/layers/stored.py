@@ -44,16 +44,12 @@ def kernel(at: Location) -> View | None:
     return of if m.groups == 1 else grouped(m.groups, of)
 
 
-def is_depthwise(at: Location) -> bool:
-    m = at.module
-    return isinstance(m, CONVS) and at.attribute == "weight" and 1 < m.groups == m.in_channels
+def is_depthwise(m: nn.Module) -> bool:
+    return isinstance(m, CONVS) and 1 < m.groups == m.in_channels
 
 
 def is_table(at: Location) -> bool:
-    m = at.module
-    sizes = getattr(m, "num_embeddings", None), getattr(m, "embedding_dim", None)
-    known = isinstance(m, nn.Embedding | nn.EmbeddingBag) or tuple(at.shape) == sizes
-    return known and at.attribute == "weight"
+    return isinstance(at.module, nn.Embedding | nn.EmbeddingBag) and at.attribute == "weight"
 
 
 def is_projection(shape: torch.Size) -> bool:
@@ -84,11 +80,7 @@ def stack(at: Location) -> View | None:
 
 
 def expert_count(m: nn.Module) -> int:
-    """Count the experts in a module: a list of similar modules, or 3-D stacks. 0 if it has none."""
-    if isinstance(m, nn.ModuleList):
-        similar = len({type(e) for e in m}) == 1
-        deep = similar and sum(isinstance(x, nn.Linear) for x in m[0].modules()) > 1
-        return len(m) if deep else 0
+    """Count the experts in a module: the length of its 3-D stacks, or 0 if it has none."""
     if isinstance(m, CONVS):
         return 0
     shapes = [p.shape for p in m._parameters.values() if p is not None and p.ndim == 3]
@@ -96,21 +88,13 @@ def expert_count(m: nn.Module) -> int:
     return max(counts) if len(counts) == 1 and counts != {1} else 0
 
 
-def router(at: Location) -> View | None:
-    """Return the view of a matrix with one output for each expert beside it, else None."""
-    m, shape = at.module, at.shape
-    if len(shape) != 2 or at.attribute.endswith("bias") or expert_count(m):
-        return None
-    for block in at.modules[-3:]:
-        for bank in block.children():
-            n, listed = expert_count(bank), isinstance(bank, nn.ModuleList)
-            if not n or (listed and not (at.is_repeated and block in at.modules[-2:])):
-                continue  # a list may hold the model's own layers, or parallel heads
-            if shape[0] == n or (shape[0] == 1 and not listed):  # 1: the gate of a shared expert
-                return matrix
-            if shape[1] == n and not isinstance(m, nn.Linear):
-                return transposed
-    return None
+def is_router(at: Location) -> bool:
+    """Whether a matrix has one output for each expert beside it, or one for a shared expert."""
+    if len(at.shape) != 2 or at.attribute.endswith("bias") or expert_count(at.module):
+        return False
+    banks = (bank for block in at.modules[-3:] for bank in block.children())
+    counts = {n for bank in banks if (n := expert_count(bank))}
+    return bool(counts) and at.shape[0] in counts | {1}
 
 
 # The two factors of an adapted layer, by attribute: peft's, torchtune's, peft's for embeddings.

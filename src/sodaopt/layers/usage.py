@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -53,22 +51,21 @@ def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter])
     theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
     usage = Usage(locations, heads)
     if not heads:
-        usage.heads = _declared(theirs, "get_output_embeddings", locations)
+        usage.heads = _declared(theirs, locations)
         # A model that is its own base model has no head, unless it holds others: CLIP holds two.
         own = [m for m in theirs if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
         bodies = {m.base_model for m in theirs if m.base_model is not m or m in own}
         _infer_heads(usage, bodies)
-    _find_tokens(usage, _declared(theirs, "get_input_embeddings", locations))
+    _find_tokens(usage)
     return usage
 
 
-def _declared(models: list[Any], getter: str, locations: Locations) -> set[nn.Parameter]:
-    """Return the weights of the layers that transformers models declare as input or output."""
+def _declared(models: list[Any], locations: Locations) -> set[nn.Parameter]:
+    """Return the weights of the layers that transformers models declare as their output."""
     found: list[Any] = []
     for m in models:
-        with suppress(NotImplementedError):  # a model without tokens
-            layer = getattr(m, getter)()
-            found += layer if isinstance(layer, nn.ModuleList) else [layer]
+        layer = m.get_output_embeddings()
+        found += layer if isinstance(layer, nn.ModuleList) else [layer]
     weights = (getattr(layer, "weight", None) for layer in found)
     return {w for w in weights if w in locations and w.ndim == 2}
 
@@ -102,7 +99,7 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
 def _sizes(locations: list[Location]) -> tuple[int, int] | None:
     """Return d_out and d_in of a linear layer or a convolution."""
     for at in locations:
-        if (view := stored.linear(at) or stored.kernel(at)) and not stored.lora(at):
+        if view := stored.linear(at) or stored.kernel(at):
             frame = view(at.shape)
             return frame.o, frame.i
     return None
@@ -112,7 +109,7 @@ def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
     """Whether it is a linear layer that may be the last: in no body and no repeated block."""
     linear = at.attribute == "weight" and stored.linear(at) is not None
     inner = at.is_repeated or not bodies.isdisjoint(at.modules)
-    return linear and not (inner or stored.router(at) or re.search(POSITION, at.name))
+    return linear and not (inner or stored.is_router(at))
 
 
 def _unread(sizes: Sizes, single: Container[nn.Parameter]) -> set[nn.Parameter]:
@@ -146,12 +143,12 @@ def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations
     return end(p) in map(end, heads)
 
 
-def _find_tokens(usage: Usage, declared: set[nn.Parameter]) -> None:
-    """Take the tables with the shape of a declared input, else of a head, else all tables."""
+def _find_tokens(usage: Usage) -> None:
+    """Take the tables with the shape of a head, else all tables that are not positions."""
     used = usage.locations.items()
     tables = [p for p, ats in used if p in usage.tables and not ats[0].named(POSITION)]
-    shapes = {p.shape for p in tables if p in declared} or {p.shape for p in usage.heads}
-    usage.tokens = {p for p in tables if p.shape in shapes} or set(tables)
-    if len(tables) > 1 and not any(p.shape in shapes for p in tables):
+    heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
+    usage.tokens = {p for p in tables if p.shape in heads} or set(tables)
+    if len(shapes) > 1 and shapes.isdisjoint(heads):
         names = usage.names(tables)
         usage.notes.append(f"{names}: it is unclear which one holds tokens, so all of them do")

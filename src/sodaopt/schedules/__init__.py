@@ -11,18 +11,17 @@ numbers, `advance()` moves them by one step, and the optimizer keeps them in its
 
 from sodaopt.schedules.coefficients import (
     NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, check_memory, debias,
-    fade, falling, first, grow, linear, log_time, lr, mean, over, start, times, triangular,
+    fade, falling, first, grow, linear, log_time, lr, mass, mean, over, start, times, triangular,
     uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
-    coupled, heavy_alpha, heavy_alpha_bar, heavy_gamma, lr_weighted, nadam_alpha_bar, nadam_gamma,
-    weights,
+    Weights, coupled, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
 )  # fmt: skip
 
 __all__ = [
-    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
-    "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "heavy_alpha",
-    "heavy_alpha_bar", "heavy_gamma", "linear", "log_time", "lr", "lr_weighted", "mean",
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "Weights", "accelerated", "advance", "after",
+    "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "linear",
+    "log_time", "lr", "lr_weighted", "mass", "mean",
     "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value",
     "weights",
 ]  # fmt: skip

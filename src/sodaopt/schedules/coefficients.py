@@ -265,17 +265,27 @@ class debias(Schedule):
 
 
 @dataclass(frozen=True)
-class log_time(Schedule):
+class mass(Schedule):
+    """1 + b + ... + b^k + a: the weights of the gradients in M + a g, where M <- b M + g.
+
+    >>> schedules.mass(0.5)(1, 0.1)
+    1.5
+    """
+
+    b: float
+    a: float = 0.0
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return (1 - self.b ** (k + 1)) / (1 - self.b) + self.a
+
+
+def log_time(c: float) -> Schedule:
     """c lr/(k+1): the logarithmic-time decay of Ferbach et al.
 
     >>> schedules.log_time(2.0)(4, 0.1)
     0.04
     """
-
-    c: float
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return self.c * lr / (k + 1)
+    return times(c, over(lr, over(1, mean)))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ optimizer keeps them in its state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from sodaopt.schedules.coefficients import (
     NO_PAST,
@@ -18,9 +17,8 @@ from sodaopt.schedules.coefficients import (
     Past,
     Schedule,
     maximum,
-    minimum,
+    times,
     uniform,
-    value,
 )
 
 
@@ -58,31 +56,31 @@ class _Total(_Weighted):
         return lr * (past["A"] + self.a(k + 1))
 
 
-@dataclass(frozen=True)
-class weights:
-    """The paper's coefficients for any weights a: k -> a_k > 0.
+class Weights(NamedTuple):
+    """The paper's coefficients for weights a_k > 0 with the sums A_k = a_0 + ... + a_k.
 
     now: a_k/A_k, for alpha.
     next: a_{k+1}/A_{k+1}, for alpha_bar and lam.
     total: lr A_{k+1}, for gamma.
 
+    >>> gamma = schedules.times(schedules.lr, schedules.grow)
+    >>> even = schedules.Weights(schedules.mean, schedules.uniform, gamma)
+    >>> zoo.moda(weights=even) == zoo.moda()
+    True
+    """
+
+    now: Coef
+    next: Coef
+    total: Coef
+
+
+def weights(a: Callable[[Number], Number]) -> Weights:
+    """Return the paper's coefficients for any weights a: k -> a_k > 0.
+
     >>> a = schedules.weights(lambda k: k + 1)
     >>> method = zoo.moda(weights=a)
     """
-
-    a: Callable[[Number], Number]
-
-    @property
-    def now(self) -> Schedule:
-        return _Now(self.a)
-
-    @property
-    def next(self) -> Schedule:
-        return _Next(self.a)
-
-    @property
-    def total(self) -> Schedule:
-        return _Total(self.a)
+    return Weights(_Now(a), _Next(a), _Total(a))
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ class lr_weighted(Schedule):
 
 
 @dataclass(frozen=True)
-class _LargestLr(Schedule):
-    """The largest learning rate so far."""
+class _RelativeLr(Schedule):
+    """lr_k / (largest lr so far), and 0 before the first lr > 0."""
 
     def start(self) -> dict[str, float]:
         return {"lr_max": 0.0}
@@ -128,11 +126,11 @@ class _LargestLr(Schedule):
         return {"lr_max": maximum(past["lr_max"], lr)}
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return past["lr_max"]
+        lr_max = past["lr_max"]
+        return lr / (lr_max + (lr_max == 0))
 
 
-@dataclass(frozen=True)
-class coupled(Schedule):
+def coupled(c: Coef = uniform) -> Schedule:
     """c_k lr_k / (largest lr so far): the pull falls with the learning rate, to 0 if lr does.
 
     c: the strength while lr is the largest so far. The default is 1/(k+2).
@@ -142,16 +140,7 @@ class coupled(Schedule):
     >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
     >>> opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())
     """
-
-    c: Coef = uniform
-
-    def _parts(self) -> list[Coef]:
-        return [self.c, _LargestLr()]
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        lr_max = past["lr_max"]
-        # the ratio first: it is exactly 1 while lr is the largest so far
-        return value(self.c, k, lr, past) * (lr / (lr_max + (lr_max == 0)))
+    return times(c, _RelativeLr())
 
 
 @dataclass(frozen=True)
@@ -198,63 +187,3 @@ class nadam_gamma(_NadamMomentum):
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
         c_g, c_m = self.weights_of_g_and_m(k, past)
         return lr * (c_g + c_m)
-
-
-@dataclass(frozen=True)
-class _HeavyBall(Schedule):
-    """N_k = b_k N_{k-1} + 1, the mass of the heavy-ball sum M <- b_k M + g, so that m = M / N_k.
-
-    b_k rises from b_start to b over `warmup` steps, with a half-life ln 2 / -ln b_k that rises
-    linearly.
-    """
-
-    b: float
-    a: float
-    warmup: int = 0
-    b_start: float = 0.9
-
-    def beta(self, k: Number) -> Number:
-        if not self.warmup:
-            return self.b
-        t = minimum((k + 1) / self.warmup, 1.0)
-        low, high = (math.log(0.5) / math.log(b) for b in (self.b_start, self.b))  # half-lives
-        return 0.5 ** (1 / (low + (high - low) * t))
-
-    def start(self) -> dict[str, float]:
-        return {"mass": 0.0}
-
-    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
-        return {"mass": past["mass"] * self.beta(k) + 1}
-
-
-class heavy_alpha(_HeavyBall):
-    """1 / N_k.
-
-    >>> zoo.simplified_ademamix().alpha == schedules.heavy_alpha(0.99, 0.0)
-    True
-    """
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return 1 / past["mass"]
-
-
-class heavy_alpha_bar(_HeavyBall):
-    """a / (N_k + a).
-
-    >>> zoo.simplified_ademamix().alpha_bar == schedules.heavy_alpha_bar(0.99, 0.0)
-    True
-    """
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return self.a / (past["mass"] + self.a)
-
-
-class heavy_gamma(_HeavyBall):
-    """lr (N_k + a).
-
-    >>> zoo.simplified_ademamix().gamma == schedules.heavy_gamma(0.99, 0.0)
-    True
-    """
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return lr * (past["mass"] + self.a)

@@ -8,9 +8,14 @@ from sodaopt import schedules
 from sodaopt._errors import number
 from sodaopt.core.method import Method
 from sodaopt.geometry.maps import Geometry
-from sodaopt.schedules import times, uniform
+from sodaopt.schedules import Weights, times, uniform
 from sodaopt.zoo.forms import check_plain, row
 from sodaopt.zoo.rows import GD, muon, sgd
+
+EVEN = Weights(schedules.mean, uniform, times(schedules.lr, schedules.grow))
+"""a_k = 1, A_k = k+1."""
+RISING = Weights(schedules.linear, schedules.accelerated, times(schedules.lr, schedules.triangular))
+"""a_k = k+1, A_k = (k+1)(k+2)/2."""
 
 
 @row
@@ -33,7 +38,7 @@ def double_averaging(geometry: Geometry = GD) -> Method:
 
 
 @row
-def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+def oda(geometry: Geometry = GD, weights: Weights = EVEN) -> Method:
     """moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.oda())
@@ -42,19 +47,16 @@ def oda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Me
 
 
 @row
-def moda(geometry: Geometry = GD, weights: schedules.weights | None = None) -> Method:
+def moda(geometry: Geometry = GD, weights: Weights = EVEN) -> Method:
     """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
 
-    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. Without weights, a_k = 1:
+    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. By default a_k = 1:
     alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
     """
-    if weights is not None:
-        w = weights
-        return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init")
-    gamma = times(schedules.lr, schedules.grow)
-    return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
+    w = weights
+    return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init")
 
 
 @row
@@ -65,9 +67,7 @@ def accelerated(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
     """
-    rate = schedules.accelerated
-    gamma = times(schedules.lr, schedules.triangular)
-    return Method(geometry, schedules.linear, rate, rate, 0.0, gamma, "init")
+    return moda(geometry, RISING)
 
 
 @row

@@ -113,23 +113,20 @@ def torch_nadam(
 
 @row
 def simplified_ademamix(
-    betas: Betas = (0.99, 0.95), alpha: float = 0.0, eps: float = 1e-8, beta1_warmup: int = 0
+    betas: Betas = (0.99, 0.95), alpha: float = 0.0, eps: float = 1e-8
 ) -> Method:
     """M <- b1 M + g, y <- y - lr (M + alpha g)/(sqrt(v)+eps), v = EMA_b2(g^2)/(1-b2^t).
 
-    With beta1_warmup, b1 rises from 0.9, its half-life linearly. (Morwani et al. 2025)
+    M = N m with N = 1 + b1 + ... + b1^k and m = EMA_b1(g)/(1-b1^t). (Morwani et al. 2025)
 
     >>> opt = SODA(model.parameters(), lr=1e-5, method=zoo.simplified_ademamix(alpha=100))
     """
-    number("alpha", alpha)
-    if beta1_warmup and not betas[0] > 0:
-        raise ValueError(f"a warmup needs betas[0] > 0, got {betas[0]}")
-    heavy = (_beta("betas[0]", betas[0]), alpha, beta1_warmup)
+    total = schedules.mass(betas[0], number("alpha", alpha))
     return Method(
         Diagonal(debias(betas[1]), eps),
-        alpha=schedules.heavy_alpha(*heavy),
-        alpha_bar=schedules.heavy_alpha_bar(*heavy),
-        gamma=schedules.heavy_gamma(*heavy),
+        alpha=debias(betas[0]),
+        alpha_bar=schedules.over(alpha, total),
+        gamma=times(schedules.lr, total),
     )
 
 
