@@ -76,7 +76,7 @@ def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parame
                 "parameters. Put it first."
             )
         parts = {part for name in all_names for part in name.split(".") if not part.isdigit()}
-        raise ValueError(f"no parameter matches: {unknown('pattern', pattern, parts)}")
+        raise ValueError(f"no parameter matches: {unknown('argument or pattern', pattern, parts)}")
     return {p: Override() if k is None else parsed[k] for p, k in first.items()}
 
 
