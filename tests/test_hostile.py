@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, plan, zoo
+from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, plan, schedules, zoo
 from sodaopt.core import optimizer
 
 
@@ -185,6 +185,9 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "SODA of a set": (lambda: SODA(set(params()), 0.1, zoo.adam()), TypeError, "pass a list"),
     "SODA seed text": (lambda: SODA(params(), 0.1, zoo.adam(), seed="x"), TypeError, "seed"),  # type: ignore[arg-type]
     "wrapper seed text": (lambda: SODAWrapper(adamw(params()), seed="x"), TypeError, "seed"),  # type: ignore[arg-type]
+    "a class as decay": (
+        lambda: SODAWrapper(adamw(params()), decay=schedules.coupled),
+        TypeError, r"as schedules.coupled\(\), got <class"),
     "SparseAdam": (
         lambda: SODAWrapper(torch.optim.SparseAdam(params())), TypeError, "dense gradients"),
     "differentiable": (

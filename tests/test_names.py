@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "without decay or averaging",
     ),
     "no decay": (lambda: sodaopt.optimizer(MODEL, "scion", weight_decay=0.1), "uscion for scion"),
-    "pattern": (lambda: sodaopt.optimizer(MODEL, "soda(muon)", strat=3), "no parameter matches"),
+    "pattern": (lambda: sodaopt.optimizer(MODEL, "soda(muon)", strat=3), "or pattern 'strat'"),
     "tied": (
         lambda: sodaopt.optimizer(nn.Sequential(nn.Linear(2, 2)), "soda_tied(muon)"),
         "no parameter to pull",

@@ -1,9 +1,10 @@
-"""The wheel as a user gets it: what is in it, what it needs, and that the README's code runs."""
+"""The wheel as a user gets it: its files and requirements, and that the README's code runs."""
 
 import json
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -64,12 +65,16 @@ class Installed:
         return run(self.python, "-I", *arguments, cwd=self.cwd)
 
 
+def build(target: str, folder: Path, source: Path = ROOT) -> Path:
+    """Build the wheel or the sdist of a source tree, and return its path."""
+    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder, cwd=source)
+    (path,) = folder.iterdir()
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
-    (path,) = folder.glob("*.whl")
-    return path
+    return build("wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +115,17 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path, wheel_metadata: M
     assert {name.split("/")[0] for name in names} == {"sodaopt", info}
     assert {"sodaopt/__init__.py", "sodaopt/py.typed", f"{info}/licenses/LICENSE"} <= names
     assert not [name for name in names if re.search(r"(^|/)(tests/|test_|conftest)", name)]
+
+
+def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    again = build("wheel", tmp_path / "wheel", source)
+    with zipfile.ZipFile(wheel) as a, zipfile.ZipFile(again) as b:
+        assert {i.filename: i.CRC for i in a.infolist()} == {
+            i.filename: i.CRC for i in b.infolist()
+        }
 
 
 def test_wheel_needs_only_torch(wheel_metadata: Message) -> None:

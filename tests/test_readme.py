@@ -61,6 +61,12 @@ def test_all_blocks(page: str) -> None:
     exec(compile("\n".join(PAGES[page]), page, "exec", dont_inherit=True), names(page))
 
 
+def test_no_comment_breaks_a_paragraph() -> None:
+    """Markdown ends a paragraph at a line that begins with an HTML comment."""
+    broken = re.compile(r"^ *<!--[^>]*-->[^\n]", flags=re.MULTILINE)
+    assert not [p for p in ROOT.glob("docs/**/*.md") if broken.search(p.read_text("utf-8"))]
+
+
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
 def test_links(page: Path) -> None:
     """Links between files outside of docs/, which the build of the site does not see."""

@@ -540,7 +540,8 @@ def test_gradient_accumulation(name: str) -> None:
         for X_, Y_ in zip(X.chunk(4), Y.chunk(4), strict=True):
             ((run.model(X_) - Y_).square().mean() / 4).backward()
         run.opt.step()
-    assert gap(weights(run.model), weights(straight.model)) <= 1e-10
+    # Roots of Shampoo's nearly singular factors magnify rounding, which differs between CPUs.
+    assert gap(weights(run.model), weights(straight.model)) <= 1e-8
 
 
 @few

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch.nn import Parameter
+from torch.overrides import TorchFunctionMode
 
 from sodaopt import Method
 from tests.support import recurrences as r
@@ -73,11 +74,21 @@ class Theirs:
         return getattr(zoo, self.row)(**kwargs)
 
 
+class Bfloat16IsACopy(TorchFunctionMode):
+    """Cast to bf16 by a copy in the dtype that a tensor has. Their code divides it in place."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        dtypes = [a for a in (*args, *(kwargs or {}).values()) if a is torch.bfloat16]
+        if func is torch.Tensor.bfloat16 or (func is torch.Tensor.to and dtypes):
+            return args[0].clone()
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Their code in float64 where it hard-codes less: the same lines, without the rounding.
 
-    torch's and Keller Jordan's Muon call `.bfloat16()`; pytorch_optimizer's Newton-Schulz has bf16
+    torch's and Keller Jordan's Muon cast to bf16; pytorch_optimizer's Newton-Schulz has bf16
     as a default argument; torch's NAdam keeps prod(mu) in the default dtype.
     """
     patched = []
@@ -88,14 +99,13 @@ def in_float64() -> Iterator[None]:
         ns.__defaults__ = (*ns.__defaults__[:-1], torch.float64)
     except ImportError:
         pass
-    bfloat16, default = torch.Tensor.bfloat16, torch.get_default_dtype()
-    torch.Tensor.bfloat16 = torch.Tensor.clone  # a copy, as a cast would be: theirs divides it
+    default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        with Bfloat16IsACopy():
+            yield
     finally:
         torch.set_default_dtype(default)
-        torch.Tensor.bfloat16 = bfloat16
         for f, defaults in patched:
             f.__defaults__ = defaults
 

@@ -76,7 +76,7 @@ def match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Paramet
                 "parameters. Put it first."
             )
         parts = {part for name in names for part in name.split(".") if not part.isdigit()}
-        raise ValueError(f"no parameter matches: {unknown('pattern', pattern, parts)}")
+        raise ValueError(f"no parameter matches: {unknown('argument or pattern', pattern, parts)}")
     return found
 
 

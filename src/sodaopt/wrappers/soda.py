@@ -64,8 +64,10 @@ class SODAWrapper(Wrapper):
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
         check_seed(seed)
-        if not (callable(decay) or isinstance(decay, int | float)):
-            raise TypeError(f"decay is a number or a function of (k, lr), got {decay!r}")
+        if isinstance(decay, type) or not (callable(decay) or isinstance(decay, int | float)):
+            raise TypeError(
+                f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+            )
         self.start, self.at_start = count("start", start, 0), at_start
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
