@@ -52,6 +52,9 @@ class Machine:
     network: float = 50e9
 
 
+H100 = Machine()
+
+
 class Cluster(NamedTuple):
     """GPUs of a node, and nodes."""
 
@@ -230,7 +233,7 @@ def _visited(model: nn.Module) -> float:
 
 def rows(
     model: nn.Module, c: Cluster, methods: Sequence[str] = METHODS, tokens: int = 1 << 22,
-    machine: Machine = Machine(),  # noqa: B008
+    machine: Machine = H100,
 ) -> list[Row]:  # fmt: skip
     """Predict every method and parallelism on a cluster."""
     kinds = [kind for kind in KINDS if c.size > 1 or kind == "ddp"]
