@@ -122,7 +122,7 @@ def stopped(where: str, message: str) -> None:
         if dist.get_rank() == 0:
             if where == "before":
                 return
-            patch.setattr(exchange, "_packed", lambda *args: broken(args[0]))
+            patch.setattr(exchange._Stages, "_packed", lambda *args: broken(args[0]))
         with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
             opt.step()
 

@@ -16,7 +16,9 @@ columns. `layout.py` decides who computes what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -28,9 +30,13 @@ from sodaopt.parallel.layout import Grid, Piece, Placement, Plan, Round, boxes, 
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 Compute: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
+Waiting: TypeAlias = Callable[[], Tensor]
 
 ROUND_ELEMENTS = 1 << 24
 """Elements that an owner receives in a round, unless one matrix has more."""
+
+WHOLE = Placement((), (), ())
+"""No mesh cuts a plain parameter."""
 
 
 class Sharing:
@@ -78,19 +84,16 @@ class Shards:
 
         self.sharing, self.key, self.params = sharing, sharing.key(params[0]), params
         self.shapes = [p.shape for p in params]
-        first = params[0]
-        if is_sharded(first):
+        if is_sharded(params[0]):
             self.cuts = [placement_of(p) for p in params]
-            self.shard_group, self.replica_group, self.grid = _groups(*self.key, dist.group.WORLD)
-            self.device = _device(first)
+            self.shard_group, self.replica_group = _groups(*self.key, dist.group.WORLD)
+            self.device = _device(params[0])
         else:
-            group = self.replica_group = sharing.process_group
-            self.grid = Grid(dist.get_world_size(group), 1, dist.get_rank(group), 0)
-            one = Placement((self.grid.R,), (None,), (0,))
-            self.cuts = [one for _ in params]
-            self.shard_group, self.device = None, first.device
-
-    # -- matrices -----------------------------------------------------------------------------
+            self.cuts = [WHOLE for _ in params]
+            self.shard_group, self.replica_group = None, sharing.process_group
+            self.device = params[0].device
+        (R, r), (S, s) = map(_size_and_rank, (self.replica_group, self.shard_group))
+        self.grid = Grid(R, S, r, s)
 
     def deal(
         self, compute: Compute, ds: list[Tensor], view: Callable[..., Any],
@@ -106,10 +109,18 @@ class Shards:
         shapes = self.shapes if shapes is None else shapes
         together = len(ds) // len(self.params)
         frames = [view(shape) for shape in shapes]
-        out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
-        rounds = self.plan(shapes, frames, together).rounds
         dtype = ds[0].dtype if together > 1 else self.sharing.dtype or ds[0].dtype
-        _stagger([self._stages(n, compute, ds, frames, out, dtype) for n in rounds])
+        out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
+        stages = _Stages(self, compute, ds, out, frames, dtype)
+        rounds = self.plan(shapes, frames, together).rounds
+        # The oldest round goes first, so that its results do not wait for a later computation. But
+        # a new round starts to travel before all of them.
+        order = (0, stages.send), (3, stages.write), (2, stages.spread), (1, stages.compute)
+        moving: dict[int, Any] = {}
+        for time in range(len(rounds) + 3):
+            for age, stage in order:
+                if 0 <= (j := time - age) < len(rounds):
+                    moving[j] = stage(rounds[j], moving.pop(j, None))
         return out
 
     def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:
@@ -121,97 +132,40 @@ class Shards:
         self.sharing.loads[self.key] = made.loads
         return made
 
-    def _stages(
-        self, n: Round, compute: Compute, ds: list[Tensor], frames: Sequence[Any],
-        out: list[Tensor], dtype: torch.dtype,
-    ) -> Iterator[None]:  # fmt: skip
-        mine = n.held[self.grid.r]
-        wait: Callable[[], Tensor] | None = None
-        if n.travels:
-            wait = self._all_to_all(_packed(mine, ds, dtype, self.device), mine, n.made_of)
-        yield
-        X = self._matrices(n, ds, wait)
-        folded = [frames[m.param].one().fold(x)[0] for m, x in zip(n.mine, X, strict=True)]
-        results = self._computed(n, compute, folded, len(ds) // len(self.params))
-        U = [
-            frames[m.param].one().unfold(u, x.shape)
-            for m, x, u in zip(n.mine, X, results, strict=True)
+    def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
+
+        Those dimensions must be kept, with length 1. Nothing travels if no sum crosses shards.
+        """
+        import torch.distributed as dist
+
+        crosses = [{*cut.cuts} & {*summed} for cut, summed in zip(self.cuts, dims, strict=True)]
+        if self.shard_group is None or not any(crosses):
+            return parts
+        shapes = [
+            [1 if d in summed else n for d, n in enumerate(shape)]
+            for shape, summed in zip(self.shapes, dims, strict=True)
         ]
-        packed = _packed(n.made_of, U, dtype, self.device)
-        wait = self._all_to_all(packed, n.made_of, mine) if n.travels else lambda: packed
-        yield
-        spread = self._all_gather if n.is_even else self._broadcast
-        parts = spread(wait(), n.parts)
-        yield
-        _unpack(n.held, parts(), out)
-
-    def _computed(
-        self, n: Round, compute: Compute, folded: list[Tensor], together: int
-    ) -> list[Tensor]:
-        """The results, or zeros after an error, because the other ranks wait for results. The error
-        is raised on all ranks at the end of the step."""
-        try:
-            return compute(folded) if folded else []
-        except Exception as e:
-            if not self.sharing.is_checked:
-                raise
-            names = dict.fromkeys(
-                self.sharing.label(self.params[m.param // together]) for m in n.mine
-            )
-            failure = RuntimeError(f"{', '.join(names)}: {e}")
-            failure.__cause__ = e
-            self.sharing.failure = failure
-            return [torch.zeros_like(x) for x in folded]
-
-    def _matrices(
-        self, n: Round, ds: list[Tensor], wait: Callable[[], Tensor] | None
-    ) -> list[Tensor]:
-        """This rank's matrices of a round, as slices of their parameters."""
-        if wait is None:
-            own = n.held[self.grid.r][self.grid.s]
-            return [ds[p.tensor][p.at].to(self.device) for p in own]
-        empty = partial(torch.empty, dtype=ds[0].dtype, device=self.device)
-        X = [empty([len(axis) for axis in m.box]) for m in n.mine]
-        _unpack([n.made_of], [wait()], X)
-        return X
-
-    def _all_to_all(
-        self, packed: Tensor, sent: list[list[Piece]], received: list[list[Piece]]
-    ) -> Callable[[], Tensor]:
-        """Start to send packed pieces to each shard. Return the function that waits for theirs."""
-        import torch.distributed as dist
-
-        to, from_ = list(map(count, sent)), list(map(count, received))
-        result = packed.new_empty(sum(from_))
-        work = dist.all_to_all_single(result, packed, from_, to, self.shard_group, async_op=True)
-        return lambda: self._waited(work, result, packed)
-
-    def _all_gather(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
-        """Start to send this replica's results to the others, padded to the same length."""
-        import torch.distributed as dist
-
-        if self.grid.R == 1:
-            return lambda: [part]
-        padded = torch.nn.functional.pad(part, (0, max(sizes) - len(part)))
-        result = part.new_empty(self.grid.R * len(padded))
-        # torch 2.13 has a new name for it
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        work = gather(result, padded, self.replica_group, async_op=True)
-        return lambda: self._waited(work, result, padded).view(self.grid.R, -1).unbind()
-
-    def _broadcast(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
-        """The same without padding, for parts of different lengths."""
-        import torch.distributed as dist
-
-        parts = [part if r == self.grid.r else part.new_empty(n) for r, n in enumerate(sizes)]
-        works = [
-            dist.broadcast(t, group=self.replica_group, async_op=True, group_src=r)
-            for r, t in enumerate(parts)
-            if len(t)
+        sizes = list(map(math.prod, shapes))
+        flat = torch.zeros(sum(sizes), dtype=torch.float64, device=self.device)
+        own = [
+            view.view(shape)[self._own(j, dims[j])]
+            for j, (view, shape) in enumerate(zip(torch.split(flat, sizes), shapes, strict=True))
         ]
-        return lambda: [self._waited(works, t, t) for t in parts]
+        for mine, part in zip(own, parts, strict=True):
+            mine.copy_(part)
+        dist.all_reduce(flat, group=self.shard_group)
+        return [mine.to(part) for mine, part in zip(own, parts, strict=True)]
 
-    def _waited(self, work: Any, result: Tensor, sent: Tensor) -> Tensor:
+    def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
+        """This rank's slice of a parameter's sums."""
+        box = boxes(tuple(self.shapes[j]), self.cuts[j])[self.grid.s]
+        return tuple(
+            slice(0, 1) if d in summed else slice(axis.start, axis.stop)
+            for d, axis in enumerate(box)
+        )
+
+    def waited(self, work: Any, result: Tensor, sent: Tensor) -> Tensor:
         """Wait for one or more collectives. `sent` is an argument so that its memory lives on."""
         try:
             for one in work if isinstance(work, list) else [work]:
@@ -224,57 +178,123 @@ class Shards:
             ) from e
         return result
 
-    # -- numbers ------------------------------------------------------------------------------
 
-    def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
+@dataclass(frozen=True)
+class _Stages:
+    """The four stages of a round. Each returns the argument of the next one, which is a function
+    that waits for a collective.
 
-        Those dimensions must be kept, with length 1. Nothing travels if no sum crosses shards.
-        """
+    ds, out: this rank's shards, and the results.
+    dtype: the dtype in which matrices travel.
+    """
+
+    shards: Shards
+    map: Compute
+    ds: list[Tensor]
+    out: list[Tensor]
+    frames: Sequence[Any]
+    dtype: torch.dtype
+
+    def send(self, n: Round, _: None) -> Waiting:
+        """Start to send the pieces of the matrices to their owners."""
+        if not n.travels:
+            return lambda: torch.empty(0)
+        pieces = n.held[self.shards.grid.r]
+        return self._all_to_all(self._packed(pieces, self.ds), pieces, n.made_of)
+
+    def compute(self, n: Round, arrived: Waiting) -> Waiting:
+        """Compute this rank's matrices, and start to send the results back."""
+        X = self._matrices(n, arrived)
+        del arrived  # its memory is free during the computation
+        folded = [self.frames[m.param].one().fold(x)[0] for m, x in zip(n.mine, X, strict=True)]
+        U = [
+            self.frames[m.param].one().unfold(u, x.shape)
+            for m, x, u in zip(n.mine, X, self._mapped(n, folded), strict=True)
+        ]
+        packed = self._packed(n.made_of, U)
+        if not n.travels:
+            return lambda: packed
+        return self._all_to_all(packed, n.made_of, n.held[self.shards.grid.r])
+
+    def spread(self, n: Round, arrived: Waiting) -> Callable[[], Sequence[Tensor]]:
+        """Start to send this replica's results to the other replicas."""
+        return (self._all_gather if n.is_even else self._broadcast)(arrived(), n.parts)
+
+    def write(self, n: Round, arrived: Callable[[], Sequence[Tensor]]) -> None:
+        """Write the results of all replicas."""
+        _unpack(n.held, arrived(), self.out)
+
+    def _matrices(self, n: Round, arrived: Waiting) -> list[Tensor]:
+        """This rank's matrices of a round, as slices of their parameters."""
+        grid, device = self.shards.grid, self.shards.device
+        if not n.travels:
+            own = n.held[grid.r][grid.s]
+            return [self.ds[p.tensor][p.at].to(device) for p in own]
+        empty = partial(torch.empty, dtype=self.ds[0].dtype, device=device)
+        X = [empty([len(axis) for axis in m.box]) for m in n.mine]
+        _unpack([n.made_of], [arrived()], X)
+        return X
+
+    def _mapped(self, n: Round, folded: list[Tensor]) -> list[Tensor]:
+        """The results, or zeros after an error, because the other ranks wait for results. The error
+        is raised on all ranks at the end of the step."""
+        sharing, params = self.shards.sharing, self.shards.params
+        try:
+            return self.map(folded) if folded else []
+        except Exception as e:
+            if not sharing.is_checked:
+                raise
+            together = len(self.ds) // len(params)
+            names = dict.fromkeys(sharing.label(params[m.param // together]) for m in n.mine)
+            sharing.failure = RuntimeError(f"{', '.join(names)}: {e}")
+            sharing.failure.__cause__ = e
+            return [torch.zeros_like(x) for x in folded]
+
+    def _packed(self, pieces: list[list[Piece]], tensors: Sequence[Tensor]) -> Tensor:
+        """The pieces one after the other, on the device of the ranks' mesh."""
+        flat = [tensors[p.tensor][p.at].reshape(-1) for one in pieces for p in one]
+        empty = torch.empty(0, dtype=self.dtype, device=self.shards.device)
+        return torch.cat(flat).to(empty) if flat else empty
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def _all_to_all(
+        self, packed: Tensor, sent: list[list[Piece]], received: list[list[Piece]]
+    ) -> Waiting:
+        """Start to send packed pieces to each shard, and to receive theirs."""
         import torch.distributed as dist
 
-        whole: dict[int, Tensor] = {}
-        crossing = [
-            j for j, p in enumerate(self.cuts) if self.shard_group and {*p.cuts} & {*dims[j]}
+        to, from_ = list(map(count, sent)), list(map(count, received))
+        result, group = packed.new_empty(sum(from_)), self.shards.shard_group
+        work = dist.all_to_all_single(result, packed, from_, to, group, async_op=True)
+        return lambda: self.shards.waited(work, result, packed)
+
+    def _all_gather(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
+        """Start to send this replica's results to the others, padded to the same length."""
+        import torch.distributed as dist
+
+        R, group = self.shards.grid.R, self.shards.replica_group
+        if R == 1:
+            return lambda: [part]
+        padded = torch.nn.functional.pad(part, (0, max(sizes) - len(part)))
+        result = part.new_empty(R * len(padded))
+        # torch 2.13 has a new name for it
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(result, padded, group, async_op=True)
+        return lambda: self.shards.waited(work, result, padded).view(R, -1).unbind()
+
+    def _broadcast(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
+        """The same without padding, for parts of different lengths."""
+        import torch.distributed as dist
+
+        r, group = self.shards.grid.r, self.shards.replica_group
+        parts = [part if n == r else part.new_empty(size) for n, size in enumerate(sizes)]
+        works = [
+            dist.broadcast(t, group=group, async_op=True, group_src=n)
+            for n, t in enumerate(parts)
+            if len(t)
         ]
-        shapes = {
-            j: [1 if d in dims[j] else n for d, n in enumerate(self.shapes[j])] for j in crossing
-        }
-        sizes = [torch.Size(shapes[j]).numel() for j in crossing]
-        flat = torch.zeros(sum(sizes), dtype=torch.float64, device=self.device)
-        for j, view in zip(crossing, torch.split(flat, sizes), strict=True):
-            whole[j] = view.view(shapes[j])[self._own(j, dims[j])]
-            whole[j].copy_(parts[j])
-        if crossing:
-            dist.all_reduce(flat, group=self.shard_group)
-        return [whole[j].to(t) if j in whole else t for j, t in enumerate(parts)]
-
-    def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
-        """This rank's slice of a parameter's sums."""
-        box = boxes(tuple(self.shapes[j]), self.cuts[j])[self.grid.s]
-        return tuple(
-            slice(0, 1) if d in summed else slice(axis.start, axis.stop)
-            for d, axis in enumerate(box)
-        )
-
-
-def _stagger(rounds: list[Iterator[None]]) -> None:
-    """Run the stages of all rounds, one stage behind each other. The oldest round goes first, so
-    that its results do not wait for a later round's computation."""
-    running: list[Iterator[None]] = []
-    for n in range(len(rounds) + 4):
-        if n < len(rounds):
-            next(rounds[n])
-        running = [r for r in running if next(r, running) is not running]
-        running += rounds[n : n + 1]
-
-
-def _packed(
-    pieces: list[list[Piece]], tensors: Sequence[Tensor], dtype: torch.dtype, device: Any
-) -> Tensor:
-    """The pieces one after the other, on the device of the ranks' mesh."""
-    flat = [tensors[p.tensor][p.at].reshape(-1) for one in pieces for p in one]
-    return torch.cat(flat).to(device, dtype) if flat else torch.empty(0, dtype=dtype, device=device)
+        return lambda: [self.shards.waited(works, t, t) for t in parts]
 
 
 def _unpack(
@@ -296,25 +316,18 @@ def _device(p: Any) -> torch.device:
 
 
 @lru_cache(maxsize=64)
-def _groups(mesh: Any, replicated: tuple[bool, ...], world: Any) -> tuple[Any, Any, Grid]:
-    """The group of the S shards, the group of the R replicas, and the grid.
+def _groups(mesh: Any, replicated: tuple[bool, ...], world: Any) -> tuple[Any, Any]:
+    """The group of the S shards, and the group of the R replicas.
 
     world: the default group. After a restart within the process, groups must be made again.
     """
-    at = mesh.get_coordinate()
     cut = [d for d, same in enumerate(replicated) if not same]
     same = [d for d, same in enumerate(replicated) if same]
-    S, s = _flat_index(mesh.shape, at, cut)
-    R, r = _flat_index(mesh.shape, at, same)
-    return _group(mesh, cut), _group(mesh, same), Grid(R, S, r, s)
+    return _group(mesh, cut), _group(mesh, same)
 
 
-def _flat_index(shape: Sequence[int], at: Sequence[int], dims: list[int]) -> tuple[int, int]:
-    """The number of coordinates along some dimensions of a mesh, and the index of this rank's."""
-    size, index = 1, 0
-    for d in dims:
-        size, index = size * shape[d], index * shape[d] + at[d]
-    return size, index
+def _size_and_rank(group: Any) -> tuple[int, int]:
+    return (1, 0) if group is None else (group.size(), group.rank())
 
 
 def _group(mesh: Any, dims: list[int]) -> Any:
