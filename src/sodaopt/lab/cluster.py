@@ -160,9 +160,7 @@ def _add(found: Counts, made: Plan, shapes: Sequence[Any], placement: Placement)
     found.shards += shards * FP32
     found.replicas += replicas * FP32
     held = sum(math.prod(map(len, boxes(shape, placement)[made.grid.s])) for shape in shapes)
-    sizes = [sum(math.prod(map(len, m.box)) for m in n.mine) for n in made.rounds]
-    rounds = 2 * sum(sorted(sizes)[-4:])  # four rounds, each with its input and its result
-    found.temporary = max(found.temporary, FP32 * (held + rounds))
+    found.temporary = max(found.temporary, FP32 * (held + made.elements_under_way()))
     found.plans.append(made)
 
 

@@ -146,6 +146,19 @@ class Plan(NamedTuple):
             replicas += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
         return shards, replicas
 
+    def elements_under_way(self) -> int:
+        """The most elements of rounds that are in memory at once, while one round is sent, the
+        round before it is computed, and the one before that returns."""
+        R, r = self.grid.R, self.grid.r
+        sent, computed, returned = list[int](), [0], [0, 0]  # a round comes to each one later
+        for n in self.rounds:
+            mine, parts = sum(_size(m.box) for m in n.mine), n.parts
+            gathered = 0 if R == 1 else R * max(parts) if n.is_even else sum(parts)
+            sent.append(n.travels * (parts[r] + mine))
+            computed.append(2 * mine + n.travels * max(parts[r], mine))
+            returned.append(n.travels * mine + parts[r] + gathered)
+        return max(map(sum, zip([*sent, 0, 0], [*computed, 0], returned, strict=True)))
+
 
 def count(pieces: list[Piece]) -> int:
     """The number of elements of pieces."""
