@@ -101,6 +101,7 @@ class Shards:
     ) -> list[Tensor]:  # fmt: skip
         """Apply compute, which maps a list of matrices, to the matrices of all parameters.
 
+        compute: must not depend on the scale of a matrix, unless there are shapes.
         ds: this rank's shards. The results are the same shards of the mapped parameters.
         view: how a parameter is a batch of matrices, see `sodaopt.geometry.views`.
         shapes: the shapes of the whole tensors, if ds has several matrices for each parameter. They
@@ -110,7 +111,10 @@ class Shards:
         together = len(ds) // len(self.params)
         frames = [view(shape) for shape in shapes]
         dtype = ds[0].dtype if together > 1 else self.sharing.dtype or ds[0].dtype
-        out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
+        if dtype == torch.float16:
+            ds = out = self._over_rms(ds, frames)  # a round's results replace its pieces
+        else:
+            out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
         stages = _Stages(self, compute, ds, out, frames, dtype)
         rounds = self.plan(shapes, frames, together).rounds
         # The oldest round goes first, so that its results do not wait for a later computation. But
@@ -164,6 +168,17 @@ class Shards:
             slice(0, 1) if d in summed else slice(axis.start, axis.stop)
             for d, axis in enumerate(box)
         )
+
+    def _over_rms(self, ds: list[Tensor], frames: Sequence[Any]) -> list[Tensor]:
+        """Divide each matrix by its root mean square. No entry is then larger than the root of
+        the number of entries, so fp16, which ends at 65504, can hold a matrix with 4e9 entries."""
+        dims = [f.dims for f in frames]
+        norm = partial(torch.linalg.vector_norm, keepdim=True, dtype=torch.float64)
+        squares = [norm(d, dim=n).square() for d, n in zip(ds, dims, strict=True)]
+        sums = self.sum(squares, dims)
+        sizes = [math.prod(shape[d] for d in n) for shape, n in zip(self.shapes, dims, strict=True)]
+        rms = [(x / size).sqrt().clamp(min=1e-30) for x, size in zip(sums, sizes, strict=True)]
+        return [d / x.to(d) for d, x in zip(ds, rms, strict=True)]
 
     def waited(self, work: Any, result: Tensor, sent: Tensor) -> Tensor:
         """Wait for one or more collectives. `sent` is an argument so that its memory lives on."""
