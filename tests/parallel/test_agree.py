@@ -127,6 +127,17 @@ def stopped(where: str, message: str) -> None:
             opt.step()
 
 
+def captured(parallelism: str) -> None:
+    """A graph would keep the step count, and the comparison on the host is not part of it."""
+    opt = optimizer(parallelism)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RuntimeError, match="cannot capture a step in which ranks share"):
+            opt.step()
+    opt.step()
+
+
 def automatic_anchor(make: Callable[[Any], Any]) -> None:
     """No rank waits for another to see that its weights are constant."""
     params = [nn.Parameter(p) for p in placed("fsdp", [torch.ones(7, 5), torch.randn(8, 4)])]
@@ -159,6 +170,8 @@ CHECKS: dict[str, Check] = {
 } | {
     "stopped-before": bind(partial(stopped, "before", "did not call step")),
     "stopped-within": bind(partial(stopped, "within", "first of group 0.*another rank stopped")),
+    "captured-fsdp": bind(partial(captured, "fsdp")),
+    "captured-ddp": bind(partial(captured, "ddp")),
     "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
     "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
 }

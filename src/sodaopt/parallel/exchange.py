@@ -51,14 +51,11 @@ class Sharing:
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
-        self.begin(lambda p: times(p.shape), is_checked=False)
+        self.begin(lambda p: times(p.shape))
 
-    def begin(self, label: Callable[[Tensor], str], is_checked: bool) -> None:
-        """Begin a step.
-
-        is_checked: the ranks compare their failures at its end. Otherwise they raise at once.
-        """
-        self.label, self.is_checked = label, is_checked
+    def begin(self, label: Callable[[Tensor], str]) -> None:
+        """Begin a step. At its end the ranks compare their failures."""
+        self.label = label
         self.failure: Exception | None = None
         self.loads: dict[Any, tuple[int, ...]] = {}
 
@@ -257,8 +254,6 @@ class _Stages:
         try:
             return self.map(folded) if folded else []
         except Exception as e:
-            if not sharing.is_checked:
-                raise
             together = len(self.ds) // len(params)
             names = dict.fromkeys(sharing.label(params[m.param // together]) for m in n.mine)
             sharing.failure = RuntimeError(f"{', '.join(names)}: {e}")
