@@ -1,36 +1,24 @@
 """Maps that need whole matrices or whole rows, on parameters that several ranks share.
 
-`Shards.deal` sends the matrices of a bucket to their owners, computes them there in batches, and
-sends the results back. A round goes through four stages, and four rounds are under way at once:
-
-    1  the pieces of the matrices travel to their owners      all-to-all among the S shards
-    2  the owners compute, and the results travel back         all-to-all among the S shards
-    3  the results travel to the other replicas                all-gather among the R replicas, or
-                                                               broadcasts if few of them have work
-    4  each rank writes its pieces
-
-Round n + 1 starts to travel before round n is computed, so on a GPU communication and computation
-overlap. `Shards.sum` adds numbers over shards in one reduction, for the lengths of rows and
-columns. `layout.py` decides who computes what.
+`Shards.deal` computes each matrix on one rank, its owner. `Shards.sum` adds numbers over shards in
+one reduction, for the lengths of rows and columns. `layout.py` decides who computes what, and
+`rounds.py` sends the matrices to their owners and the results back.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sodaopt._errors import times
-from sodaopt.parallel.layout import Grid, Piece, Placement, Plan, Round, boxes, count, plan
+from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, plan
+from sodaopt.parallel.rounds import Compute, Stages
 from sodaopt.parallel.sharded import is_sharded, placement_of
-
-Compute: TypeAlias = Callable[[list[Tensor]], list[Tensor]]
-Waiting: TypeAlias = Callable[[], Tensor]
 
 ROUND_ELEMENTS = 1 << 24
 """Elements that an owner receives in a round, unless one matrix has more."""
@@ -112,16 +100,8 @@ class Shards:
             ds = out = self._over_rms(ds, frames)  # a round's results replace its pieces
         else:
             out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
-        stages = _Stages(self, compute, ds, out, frames, dtype)
         rounds = self.plan(shapes, frames, together).rounds
-        # The oldest round goes first, so that its results do not wait for a later computation. But
-        # a new round starts to travel before all of them.
-        order = (0, stages.send), (3, stages.write), (2, stages.spread), (1, stages.compute)
-        moving: dict[int, Any] = {}
-        for time in range(len(rounds) + 3):
-            for age, stage in order:
-                if 0 <= (j := time - age) < len(rounds):
-                    moving[j] = stage(rounds[j], moving.pop(j, None))
+        Stages(self, compute, ds, out, frames, dtype).run(rounds)
         return out
 
     def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:
@@ -176,147 +156,6 @@ class Shards:
         sizes = [math.prod(shape[d] for d in n) for shape, n in zip(self.shapes, dims, strict=True)]
         rms = [(x / size).sqrt().clamp(min=1e-30) for x, size in zip(sums, sizes, strict=True)]
         return [d / x.to(d) for d, x in zip(ds, rms, strict=True)]
-
-    def waited(self, work: Any, result: Tensor, sent: Tensor) -> Tensor:
-        """Wait for one or more collectives. `sent` is an argument so that its memory lives on."""
-        try:
-            for one in work if isinstance(work, list) else [work]:
-                one.wait()
-        except RuntimeError as e:
-            names = ", ".join(map(self.sharing.label, self.params))
-            raise RuntimeError(
-                f"the exchange of {names} failed because another rank stopped or raised elsewhere: "
-                "see the messages of the other ranks"
-            ) from e
-        return result
-
-
-@dataclass(frozen=True)
-class _Stages:
-    """The four stages of a round. Each returns the argument of the next one, which is a function
-    that waits for a collective.
-
-    ds, out: this rank's shards, and the results.
-    dtype: the dtype in which matrices travel.
-    """
-
-    shards: Shards
-    map: Compute
-    ds: list[Tensor]
-    out: list[Tensor]
-    frames: Sequence[Any]
-    dtype: torch.dtype
-
-    def send(self, n: Round, _: None) -> Waiting:
-        """Start to send the pieces of the matrices to their owners."""
-        if not n.travels:
-            return lambda: torch.empty(0)
-        pieces = n.held[self.shards.grid.r]
-        return self._all_to_all(self._packed(pieces, self.ds), pieces, n.made_of)
-
-    def compute(self, n: Round, arrived: Waiting) -> Waiting:
-        """Compute this rank's matrices, and start to send the results back."""
-        X = self._matrices(n, arrived)
-        del arrived  # its memory is free during the computation
-        folded = [self.frames[m.param].one().fold(x)[0] for m, x in zip(n.mine, X, strict=True)]
-        U = [
-            self.frames[m.param].one().unfold(u, x.shape)
-            for m, x, u in zip(n.mine, X, self._mapped(n, folded), strict=True)
-        ]
-        packed = self._packed(n.made_of, U)
-        if not n.travels:
-            return lambda: packed
-        return self._all_to_all(packed, n.made_of, n.held[self.shards.grid.r])
-
-    def spread(self, n: Round, arrived: Waiting) -> Callable[[], Sequence[Tensor]]:
-        """Start to send this replica's results to the other replicas."""
-        return (self._all_gather if n.is_even else self._broadcast)(arrived(), n.parts)
-
-    def write(self, n: Round, arrived: Callable[[], Sequence[Tensor]]) -> None:
-        """Write the results of all replicas."""
-        _unpack(n.held, arrived(), self.out)
-
-    def _matrices(self, n: Round, arrived: Waiting) -> list[Tensor]:
-        """This rank's matrices of a round, as slices of their parameters."""
-        grid, device = self.shards.grid, self.shards.device
-        if not n.travels:
-            own = n.held[grid.r][grid.s]
-            return [self.ds[p.tensor][p.at].to(device) for p in own]
-        empty = partial(torch.empty, dtype=self.ds[0].dtype, device=device)
-        X = [empty([len(axis) for axis in m.box]) for m in n.mine]
-        _unpack([n.made_of], [arrived()], X)
-        return X
-
-    def _mapped(self, n: Round, folded: list[Tensor]) -> list[Tensor]:
-        """The results, or zeros after an error, because the other ranks wait for results. The error
-        is raised on all ranks at the end of the step."""
-        sharing, params = self.shards.sharing, self.shards.params
-        try:
-            return self.map(folded) if folded else []
-        except Exception as e:
-            together = len(self.ds) // len(params)
-            names = dict.fromkeys(sharing.label(params[m.param // together]) for m in n.mine)
-            sharing.failure = RuntimeError(f"{', '.join(names)}: {e}")
-            sharing.failure.__cause__ = e
-            return [torch.zeros_like(x) for x in folded]
-
-    def _packed(self, pieces: list[list[Piece]], tensors: Sequence[Tensor]) -> Tensor:
-        """The pieces one after the other, on the device of the ranks' mesh."""
-        flat = [tensors[p.tensor][p.at].reshape(-1) for one in pieces for p in one]
-        empty = torch.empty(0, dtype=self.dtype, device=self.shards.device)
-        return torch.cat(flat).to(empty) if flat else empty
-
-    # -- collectives --------------------------------------------------------------------------
-
-    def _all_to_all(
-        self, packed: Tensor, sent: list[list[Piece]], received: list[list[Piece]]
-    ) -> Waiting:
-        """Start to send packed pieces to each shard, and to receive theirs."""
-        import torch.distributed as dist
-
-        to, from_ = list(map(count, sent)), list(map(count, received))
-        result, group = packed.new_empty(sum(from_)), self.shards.shard_group
-        work = dist.all_to_all_single(result, packed, from_, to, group, async_op=True)
-        return lambda: self.shards.waited(work, result, packed)
-
-    def _all_gather(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
-        """Start to send this replica's results to the others, padded to the same length."""
-        import torch.distributed as dist
-
-        R, group = self.shards.grid.R, self.shards.replica_group
-        if R == 1:
-            return lambda: [part]
-        padded = torch.nn.functional.pad(part, (0, max(sizes) - len(part)))
-        result = part.new_empty(R * len(padded))
-        # torch 2.13 has a new name for it
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        work = gather(result, padded, group, async_op=True)
-        return lambda: self.shards.waited(work, result, padded).view(R, -1).unbind()
-
-    def _broadcast(self, part: Tensor, sizes: list[int]) -> Callable[[], Sequence[Tensor]]:
-        """The same without padding, for parts of different lengths."""
-        import torch.distributed as dist
-
-        r, group = self.shards.grid.r, self.shards.replica_group
-        parts = [part if n == r else part.new_empty(size) for n, size in enumerate(sizes)]
-        works = [
-            dist.broadcast(t, group=group, async_op=True, group_src=n)
-            for n, t in enumerate(parts)
-            if len(t)
-        ]
-        return lambda: [self.shards.waited(works, t, t) for t in parts]
-
-
-def _unpack(
-    pieces: list[list[list[Piece]]], packed: Sequence[Tensor], tensors: Sequence[Tensor]
-) -> None:
-    """Copy packed pieces to their places. packed[r] holds pieces[r], and then padding."""
-    for row, part in zip(pieces, packed, strict=True):
-        begin = 0
-        for p in [p for one in row for p in one]:
-            target = tensors[p.tensor][p.at]
-            target.copy_(part[begin : begin + p.size].view(target.shape))
-            begin += p.size
 
 
 def _device(p: Any) -> torch.device:
