@@ -32,6 +32,11 @@ def test_matrices_travel(backend: str, device: str) -> None:
     assert process.exitcode == 0
 
 
+def test_the_dtype_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"comm_dtype must be .*, got torch.float64"):
+        SODA([nn.Parameter(torch.ones(2, 2))], 1.0, zoo.muon(), comm_dtype=torch.float64)
+
+
 def one_rank(backend: str, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
