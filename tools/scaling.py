@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.pages import DOCS, filled, markdown
 from sodaopt.lab.bench import without_memory
-from sodaopt.lab.cluster import Machine, Row, cluster, has_polar_factors, rows, table
+from sodaopt.lab.cluster import H100, Row, cluster, has_polar_factors, rows, table
 
 CLUSTERS = {
     "gpt-1b": ("1x1", "8x1", "8x8"),
@@ -30,7 +30,7 @@ def found(model: str) -> list[Row]:
     """The rows of a model that fit into the memory of the GPUs."""
     made = without_memory(model)
     every = [row for c in CLUSTERS[model] for row in rows(made, cluster(c), METHODS)]
-    fits = {row.parallel for row in every if row.counts.memory <= Machine().capacity}
+    fits = {row.parallel for row in every if row.counts.memory <= H100.capacity}
     fits = {parallel for parallel in fits if not parallel.startswith("hsdp 1 x")}
     once = {(row.parallel, row.method): row for row in every if row.parallel in fits}
     return list(once.values())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Spectral
-from sodaopt.parallel import exchange
+from sodaopt.parallel import rounds
 from tests.parallel.test_exchange import everybody, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
@@ -122,9 +122,20 @@ def stopped(where: str, message: str) -> None:
         if dist.get_rank() == 0:
             if where == "before":
                 return
-            patch.setattr(exchange, "_packed", lambda *args: broken(args[0]))
+            patch.setattr(rounds.Stages, "_packed", lambda *args: broken(args[0]))
         with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
             opt.step()
+
+
+def captured(parallelism: str) -> None:
+    """A graph would keep the step count, and the comparison on the host is not part of it."""
+    opt = optimizer(parallelism)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RuntimeError, match="cannot capture a step in which ranks share"):
+            opt.step()
+    opt.step()
 
 
 def automatic_anchor(make: Callable[[Any], Any]) -> None:
@@ -159,6 +170,8 @@ CHECKS: dict[str, Check] = {
 } | {
     "stopped-before": bind(partial(stopped, "before", "did not call step")),
     "stopped-within": bind(partial(stopped, "within", "first of group 0.*another rank stopped")),
+    "captured-fsdp": bind(partial(captured, "fsdp")),
+    "captured-ddp": bind(partial(captured, "ddp")),
     "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
     "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
 }

@@ -99,9 +99,7 @@ def test_work_and_memory_fall_with_the_number_of_ranks() -> None:
     model = decoder("llama-7b")
 
     def predict(method: str, c: str) -> cluster.Row:
-        return cluster.predict(
-            model, method, cluster.cluster(c), "fsdp", 1 << 22, cluster.Machine()
-        )
+        return cluster.predict(model, method, cluster.cluster(c), "fsdp", 1 << 22, cluster.H100)
 
     alone, shared = predict("muon", "1x1"), predict("muon", "8x8")
     assert not alone.counts.shards + alone.counts.replicas
@@ -114,9 +112,7 @@ def test_work_and_memory_fall_with_the_number_of_ranks() -> None:
 def test_a_trillion_parameters_on_16384_gpus() -> None:
     model = decoder("moe-1t")
     assert sum(p.numel() for p in model.parameters()) > 1e12
-    row = cluster.predict(
-        model, "muon", cluster.cluster("8x2048"), "hsdp", 1 << 22, cluster.Machine()
-    )
+    row = cluster.predict(model, "muon", cluster.cluster("8x2048"), "hsdp", 1 << 22, cluster.H100)
     assert row.parallel == "hsdp 32 x 512"
     assert row.counts.busiest > 0
 

@@ -1,19 +1,24 @@
 """Four ranks share the work of a step: as one process computes it, each matrix once, and with the
 bytes that the plan says."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sodaopt import SODA, Method, zoo
 from sodaopt.geometry import Ball, Clip, ColNorm, RowNorm, Sharp, Spectral
-from sodaopt.geometry.polar import KELLER
+from sodaopt.geometry.polar import EXACT, KELLER
 from sodaopt.geometry.views import conv, split, transposed
 from sodaopt.parallel import exchange
 from tests.parallel.test_sharded import EXTRA, tolerance
@@ -138,16 +143,38 @@ def exchange_flops(X: Tensor) -> int:
     return short * short * (2 * long + short)
 
 
-GATHER = "all_gather_into_tensor"  # before torch 2.13
+class Memory(TorchDispatchMode):
+    """The bytes of new tensors that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {id(t.untyped_storage()) for t in self.tensors((args, kwargs))}
+        for t in self.tensors(out):
+            storage = t.untyped_storage()
+            if (key := id(storage)) not in given | self.sizes.keys():
+                self.sizes[key] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, key)
+        self.peak = max(self.peak, sum(self.sizes.values()))
+        return out
+
+    def tensors(self, tree: Any) -> list[Tensor]:
+        return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+
+
+# torch 2.13 has a new name for it
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 @contextmanager
 def counted() -> Iterator[Log]:
     log, patch = Log(), pytest.MonkeyPatch()
     all_to_all, reduce = dist.all_to_all_single, dist.all_reduce
-    gather_name = "all_gather_single" if hasattr(dist, "all_gather_single") else GATHER
-    gather = getattr(dist, gather_name)
-    plan, broadcast = exchange.plan, dist.broadcast
+    plan, broadcast, gather = exchange.plan, dist.broadcast, getattr(dist, GATHER)
 
     def all_to_all_(out: Tensor, x: Tensor, got: Any, given: Any, group: Any, **more: Any) -> Any:
         log.events.append("all_to_all")
@@ -175,7 +202,7 @@ def counted() -> Iterator[Log]:
         return log.plans[-1]
 
     patch.setattr(dist, "all_to_all_single", all_to_all_)
-    patch.setattr(dist, gather_name, gather_)
+    patch.setattr(dist, GATHER, gather_)
     patch.setattr(dist, "all_reduce", reduce_)
     patch.setattr(dist, "broadcast", broadcast_)
     patch.setattr(exchange, "plan", plan_)
@@ -194,9 +221,13 @@ def everybody(value: Any) -> list[Any]:
 # -- the checks -----------------------------------------------------------------------------------
 
 
+@cache
+def alone(name: str) -> list[Tensor]:
+    return run(METHODS[name], None)
+
+
 def as_alone(parallelism: str, name: str) -> None:
-    method = METHODS[name]
-    assert gap(run(method, parallelism), run(method, None)) <= tolerance(name)
+    assert gap(run(METHODS[name], parallelism), alone(name)) <= tolerance(name)
 
 
 def shared_work(parallelism: str, dtype: Any) -> None:
@@ -213,7 +244,44 @@ def shared_work(parallelism: str, dtype: Any) -> None:
     assert sum(other.factors for other in every) == sum(s[0] if len(s) == 3 else 1 for s in shapes)
     assert max(sum(other.flops) for other in every) <= sum(flops) / RANKS + max(flops)
     theirs = run(method, None, 1, shapes, torch.float32)
-    assert gap(ours, theirs) <= (3e-6 if dtype is None else 3e-2)
+    assert gap(ours, theirs) <= {None: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+
+
+def small_gradients(parallelism: str) -> None:
+    """fp16 ends at 6e-8. The experts of a stack have gradients of different sizes."""
+    sizes = torch.tensor([1e-12, 1e-30, 1e4, 0.0]).view(4, 1, 1)
+    g = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0)) * sizes
+    found = []
+    for parallel, dtype in ((parallelism, torch.float16), ("ddp", None)):
+        (p,), (p_grad,) = placed(parallel, [torch.zeros_like(g)]), placed(parallel, [g])
+        param = nn.Parameter(p)
+        param.grad = p_grad
+        SODA([param], 1.0, Method(Ball(Spectral(polar=EXACT))), comm_dtype=dtype).step()
+        found.append(whole(param))
+    assert gap([found[0]], [found[1]]) <= 4e-3
+    assert found[0].norm(dim=(1, 2)).tolist() == pytest.approx([6**0.5] * 3 + [0], rel=4e-3)
+
+
+def temporary_memory(parallelism: str) -> None:
+    """The results, and the rounds under way. One matrix is a round of its owner."""
+    shapes = [(32, 32)] * 32
+    method = Method(Ball(Spectral(polar=torch.neg)))
+    params = [nn.Parameter(t) for t in placed(parallelism, draw(method, 0, shapes, torch.float32))]
+    group = dist.group.WORLD if parallelism == "ddp" else None
+    opt = SODA(params, LR, method, process_group=group)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    held = sum(p.to_local().numel() if group is None else p.numel() for p in params)
+    with counted() as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "ROUND_ELEMENTS", 1)
+        for name in ("all_to_all_single", GATHER):  # gloo's thread may keep a tensor for a while
+            patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
+        with Memory() as memory:
+            opt.step()
+    (plan,) = log.plans
+    rounds = plan.elements_under_way()
+    assert rounds == {"fsdp": 7, "hsdp": 9, "ddp": 7}[parallelism] * 32 * 32
+    assert (memory.peak - held * 4) / (rounds * 4) == pytest.approx(1, abs=0.01)
 
 
 def shared_factors(parallelism: str) -> None:
@@ -300,11 +368,15 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
         for name, method in METHODS.items():  # a map of each entry does not see the layout
             if not method.geometry.elementwise or parallelism in ("fsdp", "fsdp x column tp"):
                 yield as_alone, (parallelism, name)
-        for dtype in (None, torch.bfloat16):
+        for dtype in (None, torch.bfloat16, torch.float16):
             yield shared_work, (parallelism, dtype)
         yield shared_factors, (parallelism,)
     for parallelism in ("hsdp", "replicated", "ddp", "replicated tp"):
         yield same_bits, (parallelism,)
+    for parallelism in ("tp", "fsdp x row tp"):
+        yield small_gradients, (parallelism,)
+    for parallelism in ("fsdp", "hsdp", "ddp"):
+        yield temporary_memory, (parallelism,)
     yield balanced_over_groups, ()
     yield few_matrices, ()
     yield silent, (None, "muon", SHAPES)

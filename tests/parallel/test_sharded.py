@@ -439,13 +439,14 @@ def zero_redundancy(name: str) -> None:
 
 
 def table() -> Iterator[tuple[str, Callable[..., None], tuple[object, ...]]]:
-    for name in METHODS:
-        yield "fsdp", fsdp, (name,)
+    for name in METHODS:  # test_exchange.py compares their steps
         yield "state", state, (name,)
     for name in AVERAGED:
         yield "average", average, (name,)
         yield "average", average_16, (name, torch.bfloat16)
     for name in BRIEF:
+        yield "fsdp", fsdp, (name,)
+        yield "placed", placed, (name,)
         yield "fsdp_single_precision", fsdp_single_precision, (name,)
         yield "late", late, (name,)
         yield "swapped", swapped, (name,)
@@ -463,8 +464,6 @@ def table() -> Iterator[tuple[str, Callable[..., None], tuple[object, ...]]]:
         yield "unreduced", unreduced, (name,)
     for name in ("adamw", "soda(adam)", "schedule_free"):
         yield "zero_redundancy", zero_redundancy, (name,)
-    for name in (*BRIEF, "lion", "scion", "multinorm", "ssd", *EXTRA):
-        yield "placed", placed, (name,)
     for name in (*BRIEF, "lion", "width", "clip", "soda(adam)"):
         yield "rounded", rounded, (name, torch.bfloat16)
     for name in ("adamw", "width", "muon"):

@@ -79,7 +79,8 @@ class SODA(StatefulOptimizer):
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
     share the work of spectral maps. None: every rank computes all. DTensors use their mesh.
-    comm_dtype: torch.bfloat16 halves the bytes that matrices take between ranks.
+    comm_dtype: torch.float16 or torch.bfloat16 halves the bytes that matrices take between ranks.
+    fp16 is more exact.
     """
 
     _sharing = Sharing()  # for copies, which cannot hold a process group

@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 
 def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     """Make the buckets of a step. If parameters are shared, all ranks make the same, or all raise.
-    After the step, all ranks raise if a computation failed on one of them.
-
-    There is no check while a CUDA graph is captured, because it would wait for the host.
-    """
+    After the step, all ranks raise if a computation failed on one of them."""
     shared = _shared(opt)
-    is_checked = bool(shared) and not (
-        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    )
-    if shared:
-        opt._sharing.begin(lambda p: labels(opt.param_groups)[p], is_checked)
-    if not is_checked:
+    if not shared:
         yield from make()
         return
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph cannot capture a step in which ranks share matrices, because the ranks "
+            "compare their steps on the host: call step() outside the graph"
+        )
+    opt._sharing.begin(lambda p: labels(opt.param_groups)[p])
     buckets, failure = _made(make)
     steps = {j: b.k for b in buckets for j in b.indices}
     lrs = [float(group["lr"]) for group in opt.param_groups]

@@ -117,9 +117,8 @@ def check_capturable(method: Method, where: str) -> None:
 
 
 def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if dtype not in (None, torch.float32, torch.bfloat16):
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
-            f"comm_dtype must be torch.bfloat16 or torch.float32, got {dtype}: small gradients "
-            "vanish in fp16"
+            f"comm_dtype must be torch.float16, torch.bfloat16 or torch.float32, got {dtype}"
         )
     return dtype

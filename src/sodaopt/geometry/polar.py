@@ -119,7 +119,11 @@ def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
 
 def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
     a, b, c = step
-    return product(R, R, R, c, b, a)
+    if c:
+        return product(R, R, R, c, b, a)
+    W = b * R  # a cubic needs no product
+    W.diagonal(dim1=-2, dim2=-1).add_(a)
+    return W
 
 
 @dataclass(frozen=True)

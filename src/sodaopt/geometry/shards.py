@@ -25,6 +25,7 @@ class Shards(Protocol):
     ) -> list[Tensor]:  # fmt: skip
         """Apply compute to the list of all matrices, each of them on one rank.
 
+        compute: must not depend on the scale of a matrix, unless there are shapes.
         shapes: the whole shapes, if ds has several matrices for each parameter.
         """
 

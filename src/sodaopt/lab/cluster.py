@@ -52,6 +52,9 @@ class Machine:
     network: float = 50e9
 
 
+H100 = Machine()
+
+
 class Cluster(NamedTuple):
     """GPUs of a node, and nodes."""
 
@@ -157,9 +160,7 @@ def _add(found: Counts, made: Plan, shapes: Sequence[Any], placement: Placement)
     found.shards += shards * FP32
     found.replicas += replicas * FP32
     held = sum(math.prod(map(len, boxes(shape, placement)[made.grid.s])) for shape in shapes)
-    sizes = [sum(math.prod(map(len, m.box)) for m in n.mine) for n in made.rounds]
-    rounds = 2 * sum(sorted(sizes)[-4:])  # four rounds, each with its input and its result
-    found.temporary = max(found.temporary, FP32 * (held + rounds))
+    found.temporary = max(found.temporary, FP32 * (held + made.elements_under_way()))
     found.plans.append(made)
 
 
@@ -230,7 +231,7 @@ def _visited(model: nn.Module) -> float:
 
 def rows(
     model: nn.Module, c: Cluster, methods: Sequence[str] = METHODS, tokens: int = 1 << 22,
-    machine: Machine = Machine(),
+    machine: Machine = H100,
 ) -> list[Row]:  # fmt: skip
     """Predict every method and parallelism on a cluster."""
     kinds = [kind for kind in KINDS if c.size > 1 or kind == "ddp"]

@@ -20,10 +20,9 @@ shapes, alike on every rank, and needs no communication.
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -78,11 +77,13 @@ class Matrix(NamedTuple):
     param: the index of the parameter.
     box: the matrix's slice of it.
     flops: the work, up to a factor.
+    holder: the shard that holds the whole matrix, or None.
     """
 
     param: int
     box: Box
     flops: int
+    holder: int | None
 
 
 class Piece(NamedTuple):
@@ -145,6 +146,19 @@ class Plan(NamedTuple):
             replicas += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
         return shards, replicas
 
+    def elements_under_way(self) -> int:
+        """The most elements of rounds that are in memory at once, while one round is sent, the
+        round before it is computed, and the one before that returns."""
+        R, r = self.grid.R, self.grid.r
+        sent, computed, returned = list[int](), [0], [0, 0]  # a round comes to each one later
+        for n in self.rounds:
+            mine, parts = sum(_size(m.box) for m in n.mine), n.parts
+            gathered = 0 if R == 1 else R * max(parts) if n.is_even else sum(parts)
+            sent.append(n.travels * (parts[r] + mine))
+            computed.append(2 * mine + n.travels * max(parts[r], mine))
+            returned.append(n.travels * mine + parts[r] + gathered)
+        return max(map(sum, zip([*sent, 0, 0], [*computed, 0], returned, strict=True)))
+
 
 def count(pieces: list[Piece]) -> int:
     """The number of elements of pieces."""
@@ -167,23 +181,25 @@ def plan(
     """
     held = [boxes(shape, placement) for shape, placement, _ in params]
     matrices = [
-        Matrix(j, box, _flops(f.o, f.i * f.taps))
-        for j, (shape, _, f) in enumerate(params)
-        for box in f.boxes(shape)
+        Matrix(j, box, _flops(f.o, f.i * f.taps), holder)
+        for j, (shape, placement, f) in enumerate(params)
+        for box, holder in zip(f.boxes(shape), _holders(shape, placement, f), strict=True)
     ]
     jobs = [matrices[j : j + together] for j in range(0, len(matrices), together)]
     balance, rounds = Balance(loads, grid.S), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
     filled: dict[tuple[bool, int], tuple[int, int]] = {}
     for job in sorted(jobs, key=lambda job: (-sum(m.flops for m in job), job[0].param)):
-        whole = _holder(job, params)
-        owner = balance.add(sum(m.flops for m in job), whole)
-        size = sum(_size(m.box) for m in job)
-        number, elements = filled.get((whole is None, owner), (0, 0))
+        holders = {m.holder for m in job}
+        holder = holders.pop() if len(holders) == 1 else None
+        travels, size = holder is None, sum(_size(m.box) for m in job)
+        owner = balance.add(sum(m.flops for m in job), holder)
+        number, elements = filled.get((travels, owner), (0, 0))
         if elements and elements + size > limit:
             number, elements = number + 1, 0
-        filled[whole is None, owner] = number, elements + size
-        rounds.setdefault((whole is not None, number), []).extend((owner, m) for m in job)
-    made = [_round(grid, not is_whole, rounds[is_whole, n], held) for is_whole, n in sorted(rounds)]
+        filled[travels, owner] = number, elements + size
+        rounds.setdefault((travels, number), []).extend((owner, m) for m in job)
+    order = sorted(rounds, key=lambda key: (not key[0], key[1]))  # those that travel come first
+    made = [_round(grid, travels, rounds[travels, n], held) for travels, n in order]
     return Plan(grid, made, tuple(balance.work))
 
 
@@ -191,12 +207,10 @@ class Balance:
     """The work of each rank r * S + s. A heap for all ranks and one for each s find the least."""
 
     def __init__(self, loads: Sequence[int], S: int) -> None:
-        self.work, self.S = list(loads), S
-        ranks = [*zip(self.work, range(len(self.work)), strict=True)]
-        self.heaps: dict[int | None, list[tuple[int, int]]] = {s: ranks[s::S] for s in range(S)}
-        self.heaps[None] = ranks
-        for heap in self.heaps.values():
-            heapify(heap)
+        self.work = list(loads)
+        ranks = [(work, rank) for rank, work in enumerate(loads)]
+        self.heaps: dict[int | None, list[tuple[int, int]]] = {None: sorted(ranks)}
+        self.heaps |= {s: sorted(ranks[s::S]) for s in range(S)}
 
     def add(self, flops: int, s: int | None) -> int:
         """Give work to the rank with the least, of all ranks or those of shard s. Return it."""
@@ -239,40 +253,19 @@ def _flops(o: int, i: int) -> int:
     return short * short * (2 * long + short)
 
 
-def _holder(job: list[Matrix], params: Sequence[tuple[Shape, Placement, Any]]) -> int | None:
-    """The shard that contains all matrices of a job, or None if none does, or if some shards are
-    empty: their ranks would have no work."""
-    found = set()
-    for m in job:
-        shape, placement, _ = params[m.param]
-        places = _places(shape, placement)
-        if places is None:
-            return None
-        axes, numbers = places
-        corner = [axis[bisect(axis, n.start) - 1] for axis, n in zip(axes, m.box, strict=True)]
-        s = numbers[tuple(corner)]
-        if not _within(m.box, boxes(shape, placement)[s]):
-            return None
-        found.add(s)
-    return found.pop() if len(found) == 1 else None
-
-
 @lru_cache(maxsize=1024)
-def _places(
-    shape: Shape, placement: Placement
-) -> tuple[list[list[int]], dict[tuple[int, ...], int]] | None:
-    """The first indices of the shards along each dimension, and the shard at each corner. None if
-    some shards are empty."""
-    shards = boxes(shape, placement)
+def _holders(shape: Shape, placement: Placement, frame: Any) -> list[int | None]:
+    """The shard that holds each matrix of a parameter whole, or None if no shard does. Also None if
+    some shards are empty: their ranks would have no work."""
+    shards, matrices = boxes(shape, placement), frame.boxes(shape)
     if not all(map(_size, shards)):
-        return None
-    numbers = {tuple(axis.start for axis in shard): s for s, shard in enumerate(shards)}
-    return [sorted(set(starts)) for starts in zip(*numbers, strict=True)], numbers
-
-
-def _size(box: Sequence[range]) -> int:
-    return math.prod(map(len, box))
+        return [None for _ in matrices]
+    return [next((s for s, b in enumerate(shards) if _within(m, b)), None) for m in matrices]
 
 
 def _within(inner: Box, outer: Box) -> bool:
     return all(b.start <= a.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))
+
+
+def _size(box: Sequence[range]) -> int:
+    return math.prod(map(len, box))

@@ -1,0 +1,81 @@
+"""One rank sends its matrices to itself. NCCL needs a GPU for each rank, so this is how one GPU can
+run the collectives of a step."""
+
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sodaopt import SODA, zoo
+from sodaopt.parallel import exchange, layout
+from tests.support.ranks import available
+from tests.support.training import cut, gap, whole
+
+pytestmark = [available, pytest.mark.slow]
+
+SHAPES = ((64, 48), (48, 64), (64, 48), (3, 32, 16))
+# On a GPU the products of the run alone are in fp16.
+TOLERANCE = {None: 4e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"), [("gloo", "cpu"), pytest.param("nccl", "cuda", marks=pytest.mark.gpu)]
+)
+def test_matrices_travel(backend: str, device: str) -> None:
+    process = get_context("spawn").Process(target=one_rank, args=(backend, device))
+    process.start()
+    process.join(100)
+    process.kill()
+    assert process.exitcode == 0
+
+
+def test_the_dtype_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"comm_dtype must be .*, got torch.float64"):
+        SODA([nn.Parameter(torch.ones(2, 2))], 1.0, zoo.muon(), comm_dtype=torch.float64)
+
+
+def one_rank(backend: str, device: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(device, (1,))
+    alone = run(device, None)
+    assert gap(run(device, None, process_group=dist.group.WORLD), alone) <= TOLERANCE[None]
+    patch, calls = pytest.MonkeyPatch(), list[torch.dtype]()
+    send = dist.all_to_all_single
+
+    def count(out: Tensor, x: Tensor, *args: Any, **more: Any) -> Any:
+        calls.append(x.dtype)
+        return send(out, x, *args, **more)
+
+    patch.setattr(dist, "all_to_all_single", count)
+    patch.setattr(exchange, "ROUND_ELEMENTS", 1)
+    # a mesh of one rank exchanges nothing by itself
+    patch.setattr(exchange, "_group", lambda mesh, dims: mesh.get_group() if dims else None)
+    patch.setattr(layout, "_holders", lambda shape, _, frame: [None] * len(frame.boxes(shape)))
+    for dtype, tolerance in TOLERANCE.items():
+        calls.clear()
+        assert gap(run(device, (mesh, [Shard(0)]), comm_dtype=dtype), alone) <= tolerance
+        assert calls == [dtype or torch.float32] * 3 * 2 * 6  # steps, ways, matrices
+    dist.destroy_process_group()
+
+
+def run(device: str, placed: Any, **options: Any) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(0)
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        t = torch.randn(shape, generator=rng).to(device)
+        return t if placed is None else cut(t, *placed)
+
+    params = [nn.Parameter(draw(shape)) for shape in SHAPES]
+    opt = SODA(params, 1.0, zoo.muon(), **options)
+    for _ in range(3):
+        for p in params:
+            p.grad = draw(tuple(p.shape))
+        opt.step()
+    return [whole(p) for p in params]
