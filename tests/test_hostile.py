@@ -185,8 +185,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "SODA of a set": (lambda: SODA(set(params()), 0.1, zoo.adam()), TypeError, "pass a list"),
     "SODA seed text": (lambda: SODA(params(), 0.1, zoo.adam(), seed="x"), TypeError, "seed"),  # type: ignore[arg-type]
     "wrapper seed text": (lambda: SODAWrapper(adamw(params()), seed="x"), TypeError, "seed"),  # type: ignore[arg-type]
-    "a class as decay": (
+    "coupled without ()": (
         lambda: SODAWrapper(adamw(params()), decay=schedules.coupled),
+        TypeError, r"as schedules.coupled\(\), got <function coupled"),
+    "a class as decay": (
+        lambda: SODAWrapper(adamw(params()), decay=schedules.fade),
         TypeError, r"as schedules.coupled\(\), got <class"),
     "SparseAdam": (
         lambda: SODAWrapper(torch.optim.SparseAdam(params())), TypeError, "dense gradients"),

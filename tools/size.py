@@ -28,6 +28,7 @@ NOT_CODE = {
 LATER = {
     "ranks share the work on matrices": (
         "parallel/exchange.py",
+        "parallel/rounds.py",
         "parallel/layout.py",
         "parallel/agree.py",
         "core/together.py",

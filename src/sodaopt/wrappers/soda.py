@@ -64,10 +64,11 @@ class SODAWrapper(Wrapper):
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
         check_seed(seed)
-        if isinstance(decay, type) or not (callable(decay) or isinstance(decay, int | float)):
-            raise TypeError(
-                f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
-            )
+        wrong = TypeError(
+            f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+        )
+        if not (callable(decay) or isinstance(decay, int | float)):
+            raise wrong
         self.start, self.at_start = count("start", start, 0), at_start
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
@@ -78,8 +79,11 @@ class SODAWrapper(Wrapper):
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
             group["soda_only"] = chosen
         base.defaults["soda_only"] = only is None
-        for group in base.param_groups:  # raise now if lam is out of range
-            self._lam(self._group_keys() | group | {"soda_k": self.start})
+        try:  # raise now if lam is out of range
+            for group in base.param_groups:
+                self._lam(self._group_keys() | group | {"soda_k": self.start})
+        except TypeError as e:
+            raise wrong from e
         super().__init__(base)
 
     def _added(self, group: Group) -> None:
