@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sodaopt
 from sodaopt import SODA, Method, SODAWrapper, zoo
@@ -24,6 +25,14 @@ PROMISED = [
     "double_averaging", "oda", "moda", "frank_wolfe", "accelerated", "soda_dagger", "sgd",
     "nesterov", "gpa", "amuse",
 ]  # fmt: skip
+
+
+class NoReads(TorchDispatchMode):
+    """Fails if a number is read from a tensor."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a tensor was read"
+        return func(*args, **(kwargs or {}))
 
 
 def test_all_promised_rows_are_there() -> None:
@@ -46,6 +55,15 @@ def test_trains(method: Method) -> None:
         opt.eval()
         losses[lr] = backward(weights)
     assert min(losses.values()) < 0.9 * first
+
+
+@pytest.mark.parametrize("method", {**ROWS, **SODAS}.values(), ids={**ROWS, **SODAS})
+def test_coefficients_of_tensors_read_no_value(method: Method) -> None:
+    """A CUDA graph of the step computes them on the device, and reading one would end it."""
+    k, lr = torch.ones((), dtype=torch.float64), torch.ones(())
+    past = {name: torch.ones((), dtype=torch.float64) for name in method.memory}
+    with NoReads():
+        method.coefs(k, lr, method.advance(past, k, lr))
 
 
 @pytest.mark.parametrize("name", zoo.ROWS)

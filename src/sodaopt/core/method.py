@@ -169,10 +169,11 @@ def _show(v: Any) -> str:
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
-    where = " at k = {}, lr = {}".format(*at) if at else ""
+    if isinstance(c, Real) and 0 <= float(c) <= (math.inf if slot == "gamma" else 1):
+        return
+    where = " at k = {}, lr = {}".format(*at) if at else ""  # reads k and lr
     if not isinstance(c, Real):
         raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
-    if not 0 <= float(c) <= (math.inf if slot == "gamma" else 1):
-        must = "not be negative" if slot == "gamma" else "be in [0, 1]"
-        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
-        raise ValueError(f"{name}: {slot} must {must}, got {c}{where}{fix}")
+    must = "not be negative" if slot == "gamma" else "be in [0, 1]"
+    fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
+    raise ValueError(f"{name}: {slot} must {must}, got {c}{where}{fix}")

@@ -93,15 +93,18 @@ class Bench:
                     rows.append({"model": model, **self._measured(model, name, build, rates)})
                 except ModuleNotFoundError as e:
                     Console().print(f"skipped {name}: {e.name} is not installed", highlight=False)
+                self._write(rows, rates)  # an optimizer that fails leaves the others' numbers
+        Console().print(table(rows))
+        (draw if len(self.model) == 1 else draw_scaling)(rows, self.out / "bench.svg")
+        return 0
+
+    def _write(self, rows: list[dict[str, Any]], rates: dict[str, Any]) -> None:
         result = {
             "date": f"{datetime.now(UTC):%Y-%m-%d}", "rounds": self.rounds,
             **environment(torch.device(self.device)), **rates, "rows": rows,
         }  # fmt: skip
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-        Console().print(table(rows))
-        (draw if len(self.model) == 1 else draw_scaling)(rows, self.out / "bench.svg")
-        return 0
 
     def _predicted(self, text: str) -> int:
         wanted = cluster.METHODS if self.optimizers == DEFAULT else self.optimizers
