@@ -951,6 +951,11 @@ def test_a_study_goes_on_from_known_numbers(
         assert after["mean"] == pytest.approx(sum(after["losses"]) / len(after["losses"]))
         assert after["settings"] == before["settings"]
     assert f"`{old['command']}`, then `{new['command']}`" in results.markdown(new)
+    for text in ("[", "[]", "{}"):
+        first.write_text(text)
+        capsys.readouterr()
+        assert cli.main([*arguments, *more]) != 0
+        assert "first.json is not a results.json" in capsys.readouterr().err
     old["data"]["fingerprint"] = "other"
     with pytest.raises(ValueError, match="data with fingerprint other"):
         results.completed(new, [old])

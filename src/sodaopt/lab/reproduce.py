@@ -129,7 +129,14 @@ class Reproduce:
         board.print(f"numbers: {folder / 'results.json'}", highlight=False, markup=False)
 
     def _read(self, path: Path) -> results.Numbers:
-        numbers = results.read(path)
+        wrong = ValueError(f"{path} is not a results.json of sodaopt reproduce")
+        try:
+            numbers = results.read(path)
+        except ValueError as e:
+            raise wrong from e
+        needed = {"study", "scale", "data", "cells", "learning_rates"}
+        if not (isinstance(numbers, dict) and numbers.keys() >= needed):
+            raise wrong
         if numbers["scale"] != self.scale:
             raise ValueError(
                 f"{path} has numbers of the scale {numbers['scale']}, not {self.scale}"
