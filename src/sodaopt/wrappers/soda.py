@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
@@ -75,6 +75,11 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         check_base(base, "SODAWrapper")
+        if isinstance(only, nn.Module):  # a module is callable, as a predicate is
+            raise TypeError(
+                f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
+                "layers, or only=model.parameters() for all of it"
+            )
         self.only = only if callable(only) else None
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
             group["soda_only"] = chosen
