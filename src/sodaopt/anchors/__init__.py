@@ -38,7 +38,9 @@ ANCHORS: dict[AnchorName, Callable[[], Anchor]] = {
 
 
 def anchor(spec: Any) -> Anchor:
-    """An anchor from its name, or an Anchor object as it is.
+    """Return an anchor by its name, or an Anchor object as it is.
+
+    spec: a name in ANCHORS, or an Anchor.
 
     >>> anchors.anchor("bf16") == anchors.Rounded()
     True

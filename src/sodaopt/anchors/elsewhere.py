@@ -23,6 +23,7 @@ def parameter_of(p: Tensor) -> Tensor:
 class Elsewhere(Anchor):
     """An anchor that keeps no copy of the weights.
 
+    model: gives the names of the parameters. The optimizer has the same parameters.
     entries: the description of z0 by the name of the parameter in the model.
 
     >>> issubclass(anchors.FromFile, anchors.Elsewhere)

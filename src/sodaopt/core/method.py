@@ -38,15 +38,18 @@ class Method:
 
         m     <- (1 - alpha) m + alpha g                  dual averaging
         m_bar  = (1 - alpha_bar) m + alpha_bar g          optimism
-        z      = centre + argmin_u gamma <m_bar, u> + psi(u)
+        z      = centre + u, u = argmin_u gamma (m_bar . u) + psi(u)
         x     <- (1 - lam) x + lam z                      primal averaging
         y     <- (1 - lam_bar) x + lam_bar z              where the next gradient is taken
 
-    A coefficient is a number or a function of (k, lr). The centre is "origin" (decoupled weight
-    decay), "init" (the initial weights: SODA) or "last" (the previous z: no decay).
-
+    geometry: the map from m_bar and gamma to u, see `sodaopt.geometry`.
+    alpha, alpha_bar, lam, lam_bar: in [0, 1], each a number or a function of (k, lr).
+    gamma: the step size, at least 0, a number or a function of (k, lr).
+    centre: "origin" (decoupled weight decay), "init" (the initial weights: SODA) or "last" (the
+    previous z: no decay).
     full_step: z = centre + u/lam, so that y <- (1 - lam) y + lam centre + u. lam is then the
     strength of the pull alone, and may be 0.
+    name: the name in groups and messages. It does not count in comparisons.
 
     >>> from sodaopt.geometry import Ball, Sign, unit
     >>> Method(Ball(Sign(unit)), alpha=1 - 0.9) == zoo.signum(beta=0.9)

@@ -68,7 +68,8 @@ class SODA(StatefulOptimizer):
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
     stochastically.
 
-    lr: may be left out if every group has its own.
+    params: parameters, (name, parameter) pairs, or groups such as `param_groups` returns.
+    lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.

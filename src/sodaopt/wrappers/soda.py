@@ -34,12 +34,13 @@ class SODAWrapper(Wrapper):
 
     This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
+    base: the optimizer to wrap. Use the wrapper in its place.
     only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all. Of a
     group that is added later, a predicate selects parameters too, and a list selects none.
-    start: steps before the pull begins (a warmup).
+    start: steps before the pull begins (a warmup), at least 0.
     at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
     and use the weights of that moment as z0.
-    decay: lam as a function of (k, lr). schedules.uniform is the paper's.
+    decay: lam, a number in [0, 1] or a function of (k, lr). schedules.uniform is the paper's.
     anchor: where z0 lives, see `sodaopt.anchors`: "auto" (one number if all elements
     are equal, else a clone), "clone", "bf16", "cpu", an Anchor such as FromFile, or the seeds of
     `sodaopt.init.seeded_`.
