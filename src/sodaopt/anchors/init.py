@@ -124,6 +124,9 @@ CHECKED = 1 << 18
 class Seeds(Elsewhere):
     """The specs of a model's parameters, as an anchor: z0 is made again at each step.
 
+    model: the model that was filled from the seed.
+    entries: a `Spec` by the name of each parameter.
+
     >>> seeds = init.seeded_(model, seed=0)
     >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
     >>> opt = SODAWrapper(adamw, anchor=seeds)  # no copy of z0

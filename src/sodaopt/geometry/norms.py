@@ -75,7 +75,7 @@ class Norm:
         raise NotImplementedError
 
     def minimiser(self, X: Tensor) -> Tensor:
-        """argmin <X, U> over the unit ball, in a batch (n, o, i). Zero maps to zero."""
+        """argmin X . U over the unit ball, in a batch (n, o, i). Zero maps to zero."""
         raise NotImplementedError
 
     def size(self, X: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Norm:
         raise NotImplementedError
 
     def lmo(self, d: Tensor) -> Tensor:
-        """argmin <d, x> over the unit ball, so <d, lmo(d)> = -dual(d)."""
+        """argmin d . x over the unit ball, so d . lmo(d) = -dual(d)."""
         return self.units([d])[0] * self.width(d.shape)
 
     def dual(self, d: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def continue_from(
     If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
     groups keep their own settings such as lr. The names are those of `AdamW(named_parameters)`.
 
-    optimizer: the wrapped optimizer, before its first step.
+    optimizer: the wrapped optimizer to load into.
     state_dict: the state dict of the other optimizer.
     model: gives the names if an optimizer was built without. A checkpoint without names must have
     one group with `model.parameters()`.

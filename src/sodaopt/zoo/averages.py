@@ -79,6 +79,8 @@ def schedule_free(
     c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
     and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
 
+    beta: the weight of x in y, in [0, 1].
+
     >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.schedule_free(zoo.adam()))
     """
     lam, lam_bar = schedules.lr_weighted(r, weight_lr_power), 1 - number("beta", beta, 1)

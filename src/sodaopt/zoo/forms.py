@@ -18,7 +18,7 @@ P = ParamSpec("P")
 def row(f: Callable[P, Method]) -> Callable[P, Method]:
     """Register a function that returns a method as a row of the zoo, under its own name.
 
-    f: the function. Its arguments need defaults if "name" is to be a method.
+    f: the function. Its arguments have defaults, so that SODA(method="name") can call it.
 
     >>> @zoo.row
     ... def gentle(momentum: float = 0.5) -> Method:
