@@ -36,11 +36,11 @@ class Coefs(NamedTuple):
 class Method:
     """The slots of the template. Use `dataclasses.replace` to vary one.
 
-        m     <- (1 - alpha) m + alpha g                  dual averaging
-        m_bar  = (1 - alpha_bar) m + alpha_bar g          optimism
+        m     <- (1 - alpha) m + alpha g              dual averaging
+        m_bar  = (1 - alpha_bar) m + alpha_bar g      optimism
         z      = centre + u, u = argmin_u gamma (m_bar . u) + psi(u)
-        x     <- (1 - lam) x + lam z                      primal averaging
-        y     <- (1 - lam_bar) x + lam_bar z              where the next gradient is taken
+        x     <- (1 - lam) x + lam z                  primal averaging
+        y     <- (1 - lam_bar) x + lam_bar z          where the next gradient is taken
 
     geometry: the map from m_bar and gamma to u, see `sodaopt.geometry`.
     alpha, alpha_bar, lam, lam_bar: in [0, 1], each a number or a function of (k, lr).
