@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,12 @@ def test_every_optimizer_has_its_attributes_listed() -> None:
         n for n, v in public.items() if inspect.isclass(v) and issubclass(v, torch.optim.Optimizer)
     }
     assert optimizers == set(ATTRIBUTES)
+
+
+def test_public_attributes_of_a_method() -> None:
+    slots = {f.name for f in fields(sodaopt.Method)}
+    found = {a for a in dir(sodaopt.zoo.adam()) if not a.startswith("_")}
+    assert found == slots | {"advance", "coefs", "memory"}
 
 
 # -- the rules see what they forbid ---------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Every public name has an example in its docstring, and the examples run."""
+"""Every public name explains its arguments, and has an example that runs, in its docstring."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import re
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -57,6 +58,30 @@ def test_the_example_runs(name: str) -> None:
     with mock.patch.dict(sodaopt.zoo.ROWS):  # an example adds a row
         failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=said.append)
     assert not failed, "".join(said)
+
+
+PROTOCOL = {"args", "kwargs"}
+"""The parameters that Python shows for the constructor of a Protocol, which is never called."""
+
+
+def explained(docstring: str | None) -> set[str]:
+    """The arguments that have a line `name: meaning`, or `name, name: meaning`, in a docstring."""
+    lines = re.findall(r"^ *(\w+(?:, \w+)*): ", docstring or "", re.M)
+    return {name for line in lines for name in line.split(", ")}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_argument_is_explained(name: str) -> None:
+    """In the docstring, or once for all in that of the public module."""
+    thing, short = PUBLIC[name], name.rpartition(".")[2]
+    modules = [m for m in MODULES if getattr(m, short, None) is thing]
+    found = set().union(*(explained(owner.__doc__) for owner in (thing, *modules)))
+    missing = {*inspect.signature(thing).parameters} - found - PROTOCOL
+    assert not missing, f"{name} does not explain {sorted(missing)}: add a line `name: meaning`"
+
+
+def test_an_argument_without_a_line_is_found() -> None:
+    assert explained("f(a) of x.\n\n    lam, gamma: two.\n    >>> {b: 1}\n") == {"lam", "gamma"}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

@@ -9,6 +9,7 @@ there are fewer than three seeds.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,6 +120,11 @@ def number(d: dict[str, Any]) -> str:
     return f"{d['mean']:+.4f}{ends}"
 
 
+def with_seeds(d: dict[str, Any]) -> str:
+    """'-0.0060 (-0.0081 to -0.0039), n = 6'"""
+    return f"{number(d)}, n = {d['n']}"
+
+
 def claims(found: Sequence[Claim], studies: Measured) -> str:
     """The table of some claims. Other pages link to a row by the claim's name."""
     needed, lines = minutes(studies), []
@@ -127,7 +133,7 @@ def claims(found: Sequence[Claim], studies: Measured) -> str:
         for scale in SHOWN:
             d = compared(claim, scale, studies)
             time = f"{needed[claim.study]:.0f} min" if scale == "proxy" else ""
-            line += [verdict(d), f"{number(d)}, n = {d['n']}"] if d else ["not measured", time]
+            line += [verdict(d), with_seeds(d)] if d else ["not measured", time]
         lines.append(line)
     return table(["claim", *(w for scale in SHOWN for w in (scale, "difference"))], lines)
 
@@ -293,24 +299,31 @@ def pages() -> dict[Path, str]:
     return {page: "\n\n".join(text.rstrip() for text in own[page]) + "\n" for page in own}
 
 
+def citing() -> list[Path]:
+    """The pages that may cite claims."""
+    return [ROOT / "README.md", *DOCS.rglob("*.md")]
+
+
 def with_claims(page: Path) -> str:
     """The text of a page with its claims filled in, each as a link to its row.
 
-    `<!-- NAME -->...<!-- end -->` becomes the difference of the claim NAME with its interval, and
-    `<!-- NAME verdict -->...<!-- end -->` its verdict. `<!-- NAME@nano -->` is the one at nano.
+    `<!-- NAME -->...<!-- end -->` becomes the difference of the claim NAME with its interval,
+    `<!-- NAME n -->...<!-- end -->` that with the number of seeds, and `<!-- NAME verdict -->...
+    <!-- end -->` its verdict. `<!-- NAME@nano -->` is the one at nano.
     """
     studies, known = measured(), {claim.name: claim for claim in CLAIMS}
-    up = "../" * (len(page.relative_to(DOCS).parts) - 1)
+    kinds = {"": number, " n": with_seeds, " verdict": lambda d: verdict(d).strip("*")}
+    results = Path(os.path.relpath(PAGE, page.parent)).as_posix()
 
     def fill(match: re.Match[str]) -> str:
         name, scale, kind = match[1], match[2] or "", match[3] or ""
         d = compared(known[name], scale.lstrip("@") or "proxy", studies)
-        text = "not measured" if d is None else verdict(d).strip("*") if kind else number(d)
-        return f"<!-- {name}{scale}{kind} -->[{text}]({up}results.md#{name})<!-- end -->"
+        text = "not measured" if d is None else kinds[kind](d)
+        return f"<!-- {name}{scale}{kind} -->[{text}]({results}#{name})<!-- end -->"
 
     old = page.read_text(encoding="utf-8")
     return re.sub(
-        r"<!-- (?!end )([\w-]+)(@\w+)?( verdict)? -->.*?<!-- end -->", fill, old, flags=re.DOTALL
+        r"<!-- (?!end )([\w-]+)(@\w+)?( n| verdict)? -->.*?<!-- end -->", fill, old, flags=re.DOTALL
     )
 
 
@@ -320,6 +333,6 @@ if __name__ == "__main__":
     draw_rows(measured())
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
-    for page in DOCS.rglob("*.md"):
+    for page in citing():
         page.write_text(with_claims(page), encoding="utf-8")
     print(f"{PAGE} and the claims of the other pages are up to date")

@@ -80,11 +80,13 @@ def optimizer(
     >>> [group["method"] for group in opt.param_groups]
     ['soda(muon)', 'adam']
 
+    model: the model to train. All its trainable parameters are in the optimizer.
     name: one of `names()`. A pull is part of the methods, as in `param_groups`, and an average is
     a wrapper around them.
     lr: None is the paper's for the base, found for its GPTs. A group with an lr factor has a tensor
     of its own: to change a tensor in place, change every group["lr"].
-    decay: strength of the pull. None is the paper's 1/(k+2), `schedules.uniform`.
+    decay: strength of the pull, in [0, 1], a number or a function of (k, lr). None is the paper's
+    1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
     anchor: where z0 lives, see `sodaopt.anchors`. None is a clone.
     weight_decay: replaces that of adam, adamw, muon or lion, and acts on hidden layers.

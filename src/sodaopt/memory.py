@@ -49,6 +49,9 @@ class ParameterBytes:
 class Memory:
     """The report: `rows`, `total()`, and a table when printed.
 
+    rows: name, shape, and the bytes of weight, gradient and each state tensor of every parameter.
+    predicted: the optimizer has not stepped, so the state was predicted.
+
     >>> adamw = torch.optim.AdamW(model.parameters())
     >>> sodaopt.memory(model, adamw).predicted  # it has not stepped
     True
@@ -84,7 +87,10 @@ class Memory:
 
 
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
-    """Bytes per parameter and state: counted if the optimizer has stepped, else predicted.
+    """Return the bytes of each parameter and state, counted if it has stepped, else predicted.
+
+    model: gives the names of the parameters.
+    optimizer: any torch optimizer of the model's parameters.
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.adam())
     >>> weights = sum(p.nbytes for p in model.parameters())

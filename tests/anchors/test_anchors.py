@@ -168,13 +168,16 @@ def test_constants_cost_one_number() -> None:
     assert kept["1.weight"] == 128
 
 
-def test_bf16_rounds_the_weights_once() -> None:
+@pytest.mark.parametrize(
+    ("anchor", "dtype"), [("bf16", BF16), (anchors.Rounded(torch.float16), torch.float16)], ids=str
+)
+def test_weights_are_rounded_once(anchor: Any, dtype: torch.dtype) -> None:
     net, _ = model()
     before = weights(net)
-    opt = SODA(net.parameters(), 0.0, zoo.soda(zoo.adam()), anchor="bf16")
+    opt = SODA(net.parameters(), 0.0, zoo.soda(zoo.adam()), anchor=anchor)
     assert_bitwise(weights(net), before)  # not before training begins
     train(net, opt, range(1))
-    assert_bitwise(weights(net), [w.bfloat16().float() for w in before])
+    assert_bitwise(weights(net), [w.to(dtype).float() for w in before])
 
 
 def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:

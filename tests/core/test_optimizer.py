@@ -292,7 +292,7 @@ def test_eval_is_nothing_where_x_is_y() -> None:
 # -- what parameters may be -----------------------------------------------------------------------
 
 
-BY_PARAMETER = {name: m for name, m in FEW.items() if not m.counts_by_group}
+BY_PARAMETER = {name: m for name, m in FEW.items() if not m._counts_by_group}
 
 
 @pytest.mark.parametrize("method", BY_PARAMETER.values(), ids=BY_PARAMETER)

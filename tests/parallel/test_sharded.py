@@ -44,7 +44,7 @@ EXTRA = {  # rows in other forms, and maps that no row has
     "decayed muon": zoo.muon(weight_decay=0.1),
 }
 METHODS = {name: row() for name, row in zoo.ROWS.items()} | EXTRA
-AVERAGED = [name for name, method in METHODS.items() if method.keeps_x]
+AVERAGED = [name for name, method in METHODS.items() if method._keeps_x]
 BRIEF = ("adamw", "muon", "soda_dagger", "schedule_free", "shampoo")  # one of each kind of state
 
 

@@ -69,7 +69,7 @@ MAPS = {
 }
 
 METHODS: dict[str, Method] = {**ROWS, **SODAS, **GRID, **MAPS}
-AVERAGED = {name: m for name, m in METHODS.items() if m.keeps_x}
+AVERAGED = {name: m for name, m in METHODS.items() if m._keeps_x}
 FEW = {
     name: METHODS[name]
     for name in (

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import (
@@ -412,12 +412,13 @@ OPTIONS = {
     "only nothing": ({"only": []}, "selects no parameter"),
     "only strangers": ({"only": network()}, "neither a parameter nor a group"),
     "only a name": ({"only": ["weight"]}, "neither a parameter nor a group"),
+    "only a module": ({"only": nn.Linear(2, 2)}, r"only= is a Linear: write only=hidden\(model\)"),
 }
 
 
 @pytest.mark.parametrize(("options", "words"), OPTIONS.values(), ids=OPTIONS)
 def test_wrong_options(options: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         SODAWrapper(adamw(network()), **options)
 
 

@@ -1,11 +1,13 @@
 """Where z0, the initial weights, lives: the pull needs them at every step.
 
-    clone      a copy in the parameter's dtype                                   exact
-    bf16       half of that, after rounding the weights to bf16 once             exact
-    cpu        a pinned copy on the host, copied to the device at each step      exact
-    auto       one number if all elements are equal, else a clone                exact
-    file       a memory-mapped safetensors file: finetuning, or a frozen reference model
-    seed       made again from (seed, parameter, element): see `sodaopt.init`
+    clone  a copy in the parameter's dtype
+    bf16   half of that, after rounding the weights to bf16 once
+    cpu    a pinned copy on the host, copied to the device at each step
+    auto   one number if all elements are equal, else a clone
+    file   a memory-mapped safetensors file, for finetuning: see `FromFile`
+    seed   made again from (seed, parameter, element): see `sodaopt.init`
+
+The first four are exact, and so is a file in the dtype of the parameters.
 
 At a parameter's first step an anchor returns the tensor to keep in the optimizer's state
 (`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.
@@ -38,7 +40,9 @@ ANCHORS: dict[AnchorName, Callable[[], Anchor]] = {
 
 
 def anchor(spec: Any) -> Anchor:
-    """An anchor from its name, or an Anchor object as it is.
+    """Return an anchor by its name, or an Anchor object as it is.
+
+    spec: a name in ANCHORS, or an Anchor.
 
     >>> anchors.anchor("bf16") == anchors.Rounded()
     True

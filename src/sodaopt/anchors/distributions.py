@@ -21,8 +21,9 @@ from sodaopt.parallel import sharded
 class Init:
     """A distribution of initial weights: a kind with two numbers.
 
-    constant: a. between: uniform on [a, b). normal: mean a, std b. truncated: that normal within
-    2 std, as nn.init.trunc_normal_ with the defaults scaled. sign: +a or -a.
+    kind: "constant" (a), "between" (uniform on [a, b)), "normal" (mean a, std b), "truncated" (that
+    normal within 2 std, as nn.init.trunc_normal_ with the defaults scaled), or "sign" (+a or -a).
+    a, b: the numbers of the kind.
 
     >>> init.normal(0.0, 0.02) == init.Init("normal", 0.0, 0.02)
     True
@@ -87,7 +88,12 @@ KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Spec:
-    """How one parameter is made: its name selects the random stream, the seed is the key.
+    """How one parameter is made.
+
+    name: the parameter's name in the model. It selects the random stream.
+    init: the distribution.
+    seed: the key of the random numbers.
+    shape: the parameter's shape.
 
     >>> init.seeded_(model, seed=0).entries["0.weight"].seed
     0

@@ -23,6 +23,7 @@ def parameter_of(p: Tensor) -> Tensor:
 class Elsewhere(Anchor):
     """An anchor that keeps no copy of the weights.
 
+    model: gives the names of the parameters. The optimizer has the same parameters.
     entries: the description of z0 by the name of the parameter in the model.
 
     >>> issubclass(anchors.FromFile, anchors.Elsewhere)
@@ -76,6 +77,7 @@ class FromFile(Elsewhere):
     """z0 in safetensors files that stay on disk, mapped into memory: the pretrained weights.
 
     path: a file, or a folder of them.
+    model: gives the names of the parameters. The optimizer has the same parameters.
     rename: maps the model's name of a parameter to the file's name.
 
     >>> from safetensors.torch import save_file

@@ -32,6 +32,8 @@ __all__ = [
 def constant(value: float) -> Init:
     """Every element is `value`.
 
+    value: a number.
+
     >>> init.constant(1.0).a
     1.0
     """
@@ -41,6 +43,8 @@ def constant(value: float) -> Init:
 def between(low: float, high: float) -> Init:
     """Uniform on [low, high).
 
+    low, high: the ends, low <= high.
+
     >>> init.between(-0.1, 0.1).kind
     'between'
     """
@@ -48,7 +52,9 @@ def between(low: float, high: float) -> Init:
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Init:
-    """Normal.
+    """Normal: mean + std N(0, 1).
+
+    mean, std: its mean and its standard deviation, std >= 0.
 
     >>> init.normal(std=0.02).b
     0.02
@@ -57,7 +63,9 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Init:
 
 
 def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
-    """Normal within two standard deviations.
+    """mean + std N(0, 1) within [mean - 2 std, mean + 2 std].
+
+    mean, std: of the normal before it is cut, std >= 0.
 
     >>> init.truncated(std=0.02).b
     0.02
@@ -67,6 +75,8 @@ def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
 
 def sign(scale: float) -> Init:
     """+scale or -scale with equal odds.
+
+    scale: the absolute value of every element.
 
     >>> init.sign(0.5).kind
     'sign'
@@ -86,7 +96,9 @@ NORMS = (
 
 
 def default(module: nn.Module) -> Rules | None:
-    """The distributions that torch's reset_parameters would draw from, by parameter name.
+    """Return the distributions that torch's reset_parameters would draw from, by parameter name.
+
+    module: a layer. For a type without a known default the result is None.
 
     >>> sorted(init.default(nn.Linear(4, 2)))
     ['bias', 'weight']
@@ -111,6 +123,9 @@ CHECKED = 1 << 18
 
 class Seeds(Elsewhere):
     """The specs of a model's parameters, as an anchor: z0 is made again at each step.
+
+    model: the model that was filled from the seed.
+    entries: a `Spec` by the name of each parameter.
 
     >>> seeds = init.seeded_(model, seed=0)
     >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
@@ -143,8 +158,11 @@ def seeded_(
 ) -> Seeds:
     """Fill every parameter of the model from the seed, and return the seeds.
 
-    rules(name of the module, module): the distributions of its own parameters by name, or None for
-    torch's default of that type. A module without a default needs a rule.
+    model: is changed in place.
+    seed: the same seed and names of parameters give the same weights.
+    rules: a function of a module's name and the module. It returns the distributions of its own
+    parameters by name, or None for torch's default of that type. A module without a default needs
+    a rule.
 
     >>> seeds = init.seeded_(model, seed=0, rules=lambda name, module: None)  # torch's defaults
     """

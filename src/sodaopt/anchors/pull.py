@@ -31,6 +31,10 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
     If an operation fails, those before it are undone. A lam of 1 has no inverse.
 
+    xs: the points.
+    z0s: a `Source` for each point.
+    lam: strength of the pull, in [0, 1].
+
     >>> x = torch.tensor([1.0, 2.0])
     >>> anchors.pull_([x], [0.0], lam=0.5)
     >>> x
@@ -48,7 +52,9 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
 
 def inverse(lam: float) -> float:
-    """Return the strength that undoes a pull of strength lam < 1.
+    """Return lam/(lam - 1), the strength that undoes a pull of strength lam.
+
+    lam: in [0, 1).
 
     >>> anchors.inverse(0.5)
     -1.0
@@ -97,7 +103,10 @@ def _choose(x: Tensor, z0: Source) -> tuple[Pull | None, Hashable]:
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
-    """z0 as a tensor with the dtype and device of x, without dimensions if it is a constant.
+    """Return z0 as a tensor with the dtype and device of x, without dimensions if it is a constant.
+
+    z0: a `Source`.
+    x: the tensor that is pulled.
 
     >>> anchors.value(0.0, torch.ones(2))
     tensor(0.)

@@ -63,7 +63,9 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Clone(Anchor):
-    """A copy, in the parameter's dtype or another.
+    """A copy of the weights.
+
+    dtype: the dtype of the copy. None is the parameter's.
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor=anchors.Clone())
     """
@@ -81,11 +83,15 @@ class Clone(Anchor):
 class Rounded(Clone):
     """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact.
 
+    dtype: the dtype of the copy, to which the weights are rounded.
+
     >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor="bf16")
     """
 
+    dtype: torch.dtype | None = torch.bfloat16
+
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        z0 = p.detach().to(torch.bfloat16, copy=True)
+        z0 = super().capture(p, first)
         if first:
             with torch.no_grad():
                 p.copy_(z0)
@@ -117,6 +123,8 @@ class Host(Anchor):
 class Constant(Anchor):
     """One number on the host if all elements are equal, else the anchor `other`.
 
+    other: the anchor of weights that are not all equal.
+
     >>> anchors.anchor("auto") == anchors.Constant(anchors.Clone())
     True
     """
@@ -147,6 +155,8 @@ def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
     The values of a meta tensor are unknown, and count as different.
+
+    p: a parameter, or a tensor of that kind.
 
     >>> anchors.constant_of(torch.zeros(3)), anchors.constant_of(torch.arange(3))
     (tensor(0.), None)

@@ -127,7 +127,7 @@ class Fused:
 def _numbers(b: Bucket) -> list[Number]:
     """The numbers of this step, as `backends.triton.tables` lists them."""
     factor, rate, eps = (schedules.value(c, b.k, b.lr) for c in b.method.geometry.kernel_coefs)
-    gamma = b.method.step_size(b.c) * factor
+    gamma = b.method._step_size(b.c) * factor
     factor_of_g: Number = -1.0 if b.group["maximize"] else 1.0
     if b.grad_scale is not None:
         factor_of_g = factor_of_g / b.grad_scale.reshape(())
@@ -153,7 +153,7 @@ def _row(
 def _constants(b: Bucket, tensors: list[Any]) -> tuple[tuple[str, Any], ...]:
     """The constants of the kernels for a parameter by name, with the dtypes of p, g and z0."""
     p, _, _, z, g = tensors
-    keeps_m = b.method.keeps_m
+    keeps_m = b.method._keeps_m
     return (
         ("P", p.dtype),
         ("G", g.dtype),

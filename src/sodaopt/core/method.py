@@ -36,17 +36,20 @@ class Coefs(NamedTuple):
 class Method:
     """The slots of the template. Use `dataclasses.replace` to vary one.
 
-        m     <- (1 - alpha) m + alpha g                  dual averaging
-        m_bar  = (1 - alpha_bar) m + alpha_bar g          optimism
-        z      = centre + argmin_u gamma <m_bar, u> + psi(u)
-        x     <- (1 - lam) x + lam z                      primal averaging
-        y     <- (1 - lam_bar) x + lam_bar z              where the next gradient is taken
+        m     <- (1 - alpha) m + alpha g              dual averaging
+        m_bar  = (1 - alpha_bar) m + alpha_bar g      optimism
+        z      = centre + u, u = argmin_u gamma (m_bar . u) + psi(u)
+        x     <- (1 - lam) x + lam z                  primal averaging
+        y     <- (1 - lam_bar) x + lam_bar z          where the next gradient is taken
 
-    A coefficient is a number or a function of (k, lr). The centre is "origin" (decoupled weight
-    decay), "init" (the initial weights: SODA) or "last" (the previous z: no decay).
-
+    geometry: the map from m_bar and gamma to u, see `sodaopt.geometry`.
+    alpha, alpha_bar, lam, lam_bar: in [0, 1], each a number or a function of (k, lr).
+    gamma: the step size, at least 0, a number or a function of (k, lr).
+    centre: "origin" (decoupled weight decay), "init" (the initial weights: SODA) or "last" (the
+    previous z: no decay).
     full_step: z = centre + u/lam, so that y <- (1 - lam) y + lam centre + u. lam is then the
     strength of the pull alone, and may be 0.
+    name: the name in groups and messages. It does not count in comparisons.
 
     >>> from sodaopt.geometry import Ball, Sign, unit
     >>> Method(Ball(Sign(unit)), alpha=1 - 0.9) == zoo.signum(beta=0.9)
@@ -83,15 +86,21 @@ class Method:
 
     @cached_property
     def memory(self) -> dict[str, float]:
-        """The memory of the coefficients before the first step."""
+        """The memory of the coefficients before the first step, by name."""
         return {n: v for c in self._coefs() for n, v in schedules.start(c).items()}
 
     def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
-        """The memory at step k, from the one at step k-1."""
+        """Return the memory at step k.
+
+        past: the memory at step k-1.
+        """
         return {n: v for c in self._coefs() for n, v in schedules.advance(c, past, k, lr).items()}
 
     def coefs(self, k: Number, lr: Number, past: Past = schedules.NO_PAST) -> Coefs:
-        """The five numbers at step k. Raise if one is out of range."""
+        """Return the five numbers at step k. Raise if one is out of range.
+
+        past: the memory at step k, for schedules that have one.
+        """
         values = Coefs(*(schedules.value(c, k, lr, past) for c in self._coefs()))
         for slot, c in zip(Coefs._fields, values, strict=True):
             if not isinstance(c, Tensor):  # reading it would synchronise the device
@@ -101,47 +110,48 @@ class Method:
     def _coefs(self) -> list[Coef]:
         return [getattr(self, slot) for slot in Coefs._fields]
 
-    # Which tensors are stored between steps. If nothing is averaged (lam = 1) or extrapolated
-    # (lam_bar = 0), x equals y. If lam or lam_bar is 1, z equals y.
+    # The rest is for the package: it follows from the slots, and how a step is computed decides it.
+    # First, which tensors are stored between steps. If nothing is averaged (lam = 1) or
+    # extrapolated (lam_bar = 0), x equals y. If lam or lam_bar is 1, z equals y.
 
     @cached_property
-    def keeps_m(self) -> bool:
+    def _keeps_m(self) -> bool:
         return self.alpha != 1
 
     @cached_property
-    def keeps_x(self) -> bool:
+    def _keeps_x(self) -> bool:
         return self.lam_bar != 0 and self.lam != 1
 
     @cached_property
-    def keeps_z(self) -> bool:
+    def _keeps_z(self) -> bool:
         return self.centre == "last" and self.lam != 1 and self.lam_bar != 1
 
     @cached_property
-    def counts_by_group(self) -> bool:
+    def _counts_by_group(self) -> bool:
         """Whether k and the memory are the group's. Other methods count each parameter's steps."""
         return getattr(self.lam, "by_group", False)
 
     @cached_property
-    def fused(self) -> bool:
+    def _fused(self) -> bool:
         """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
-        return not (self.keeps_x or self.keeps_z)
+        return not (self._keeps_x or self._keeps_z)
 
     @cached_property
-    def folds(self) -> bool:
+    def _folds(self) -> bool:
         """Whether the step is one sum to which u is added as it is."""
-        return self.full_step or (self.fused and self.geometry.homogeneous)
+        return self.full_step or (self._fused and self.geometry.homogeneous)
 
-    def step_size(self, c: Coefs) -> Number:
+    def _step_size(self, c: Coefs) -> Number:
         """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
-        return c.lam * c.gamma if self.folds and not self.full_step else c.gamma
+        return c.lam * c.gamma if self._folds and not self.full_step else c.gamma
 
     @cached_property
-    def kernel(self) -> str | None:
+    def _kernel(self) -> str | None:
         """The fused kernel of the geometry, if the step is one sum."""
-        return self.geometry.kernel if self.fused else None
+        return self.geometry.kernel if self._fused else None
 
     @cached_property
-    def settings(self) -> str:
+    def _settings(self) -> str:
         """The slots as text that is the same in every process, for checkpoints to compare."""
         return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", repr(self))
 

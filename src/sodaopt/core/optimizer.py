@@ -68,7 +68,8 @@ class SODA(StatefulOptimizer):
     for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
     stochastically.
 
-    lr: may be left out if every group has its own.
+    params: parameters, (name, parameter) pairs, or groups such as `param_groups` returns.
+    lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
@@ -202,14 +203,14 @@ class SODA(StatefulOptimizer):
         index = 0
         for n, group in enumerate(self.param_groups):
             method = self.methods[group["method"]]
-            leader = self._leader(group) if method.counts_by_group else None
+            leader = self._leader(group) if method._counts_by_group else None
             for j, p in enumerate(group["params"], index):
                 if p.grad is None or p.numel() == 0:
                     continue
                 s = self._stepped_state(p, method, leader)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
-                kernel = self._kernel(method.kernel if ranks is None else None, p, s, z0)
+                kernel = self._kernel(method._kernel if ranks is None else None, p, s, z0)
                 is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
                 alone = j if group["foreach"] is False else None
                 counts = tuple([float(s[name]) for name in ("step", *method.memory)])
@@ -294,7 +295,7 @@ class SODA(StatefulOptimizer):
         found = {}
         for group in self.param_groups:
             method = self.methods[group["method"]]
-            if method.centre == "last" or not method.fused:
+            if method.centre == "last" or not method._fused:
                 continue
             for p in group["params"]:
                 if s := self.state.get(p):

@@ -55,7 +55,7 @@ class StatefulOptimizer(Watched):
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         check_lr(group["lr"], where)
         check_keys(group, method, where)
-        group["settings"] = method.settings
+        group["settings"] = method._settings
         group["params"] = params = as_list(group.get("params"), where)
         lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))  # raises if one is out of range
@@ -97,11 +97,11 @@ class StatefulOptimizer(Watched):
         s: State = {"step": torch.tensor(0.0, **numbers)}
         if method.centre == "init":
             s["z0"] = self.anchor.capture(p, first)
-        if method.keeps_m:
+        if method._keeps_m:
             s["m"] = torch.zeros_like(y, dtype=dtype)
-        if method.keeps_z:
+        if method._keeps_z:
             s["z"] = y.to(dtype, copy=True)
-        if method.keeps_x:
+        if method._keeps_x:
             s["x"] = y.to(dtype, copy=True)
             if dtype != y.dtype:
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
@@ -171,7 +171,7 @@ class StatefulOptimizer(Watched):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            group["settings"] = self.methods[group["method"]].settings
+            group["settings"] = self.methods[group["method"]]._settings
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
@@ -227,7 +227,7 @@ class StatefulOptimizer(Watched):
     def _switch(self, train: bool) -> None:
         for group in self.param_groups:
             method = self.methods[group["method"]]
-            if not method.keeps_x or group["train_mode"] == train:
+            if not method._keeps_x or group["train_mode"] == train:
                 continue
             for p in group["params"]:
                 if p.requires_grad or p in self.state:

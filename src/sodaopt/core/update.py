@@ -90,9 +90,9 @@ def eager_step(b: Bucket) -> None:
     m_bar = dual_average(b)
     u = mirror(b, m_bar)
     y = b.points()
-    if b.method.fused:
+    if b.method._fused:
         pull_to_centre(b, y)
-        torch._foreach_add_(y, u, alpha=1 if b.method.folds else b.c.lam)
+        torch._foreach_add_(y, u, alpha=1 if b.method._folds else b.c.lam)
     else:
         average(b, y, u)
     b.write(y)
@@ -103,7 +103,7 @@ def dual_average(b: Bucket) -> list[Tensor]:
     b.g = [_cast(g, b.dtype) for g in b.gradients()]
     if b.group["maximize"]:
         b.g = list(torch._foreach_neg(b.g))
-    if not b.method.keeps_m:
+    if not b.method._keeps_m:
         return b.g
     m = b.kept("m")
     torch._foreach_lerp_(m, b.g, b.c.alpha)
@@ -122,7 +122,7 @@ def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
             )
     if b.sharing is not None and geometry.exchanges:
         b = replace(b, shards=b.sharing.shards(b.params))
-    return geometry(m_bar, b.method.step_size(b.c), b)
+    return geometry(m_bar, b.method._step_size(b.c), b)
 
 
 def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:
@@ -140,11 +140,11 @@ def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
     if method.centre == "init":
         torch._foreach_add_(z, [value(z0, t) for z0, t in zip(b.z0, z, strict=True)])
     if method.centre == "last":
-        z = b.kept("z") if method.keeps_z else y
+        z = b.kept("z") if method._keeps_z else y
         torch._foreach_add_(z, u)
-    x = b.kept("x") if method.keeps_x else y
+    x = b.kept("x") if method._keeps_x else y
     torch._foreach_lerp_(x, z, b.c.lam)
-    if method.keeps_x and z is not y:
+    if method._keeps_x and z is not y:
         torch._foreach_copy_(y, x)
         torch._foreach_lerp_(y, z, b.c.lam_bar)
 

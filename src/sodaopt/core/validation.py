@@ -99,7 +99,7 @@ def check_parameter(name: str, p: Any, method: Method, known: set[Tensor]) -> No
 
 def check_capturable(method: Method, where: str) -> None:
     """Raise if kernels cannot take the step with k and lr on the device."""
-    if method.kernel is None:
+    if method._kernel is None:
         raise ValueError(
             f"{where}: capturable=True needs a method that kernels step, and {method.name} has no "
             "kernel: leave capturable out"

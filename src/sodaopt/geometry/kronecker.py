@@ -21,6 +21,8 @@ class Kronecker(Geometry):
     The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
     in float64, so it is for small matrices.
 
+    eps: where the eigenvalues of L and R start, above 0.
+
     >>> zoo.shampoo().geometry == geometry.Kronecker()
     True
     """
@@ -46,16 +48,16 @@ class Kronecker(Geometry):
         L, R = ([s[name] for s in context.state] for name in ("L", "R"))
         fours = [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
         if context.shards is None:
-            new = self.directions(fours)
+            new = self._directions(fours)
         else:
             shapes = [s for o, i in context.shapes for s in ((o, i), (o, i), (o, o), (i, i))]
-            new = context.shards.deal(self.directions, fours, matrix, shapes)
+            new = context.shards.deal(self._directions, fours, matrix, shapes)
         torch._foreach_copy_(L + R, new[2::4] + new[3::4])
         u = new[0::4]
         torch._foreach_mul_(u, -gamma)
         return u
 
-    def directions(self, fours: list[Tensor]) -> list[Tensor]:
+    def _directions(self, fours: list[Tensor]) -> list[Tensor]:
         """Map m_bar, G, L and R of each parameter to L^(-1/4) m_bar R^(-1/4), G, new L and R."""
         out = []
         for d, G, L, R in zip(*(fours[j::4] for j in range(4)), strict=True):

@@ -1,14 +1,4 @@
-"""The mirror map u = argmin_u gamma <m_bar, u> + psi(u), in the paper's sign: u points downhill.
-
-Three regularisers turn any norm into a map. D is the norm's unit ball, rho the layer's radius:
-
-    Ball    psi = indicator of gamma rho D      u = gamma rho lmo(m_bar)
-    Sharp   psi = 1/2 ||.||^2                   u = gamma rho^2 dual(m_bar) lmo(m_bar)
-    Clip    psi = both, on rho D                u = rho min(1, gamma rho dual(m_bar)) lmo(m_bar)
-
-Diagonal, Kronecker and MultiNorm are maps of their own. A geometry is a value without memory. It
-declares in `state` the tensors it needs between steps, and the optimizer keeps them.
-"""
+"""The mirror maps. `sodaopt.geometry` has their table."""
 
 from __future__ import annotations
 
@@ -39,6 +29,7 @@ class Context:
 
     shapes: the whole parameters' shapes. A tensor of g or state may be one rank's shard.
     g: the gradients.
+    k, lr: the step and the learning rate, as in `sodaopt.schedules`.
     state: each parameter's state, updated in place.
     shards: exchanges shards with other ranks. None: this process has all parameters whole.
 
@@ -230,10 +221,12 @@ class Clip(_NormMap):
 
 @dataclass(frozen=True)
 class Diagonal(Geometry):
-    """psi = 1/2 <u, diag(sqrt(v)+eps) u>: v <- lerp(v, g^2, rate), u = -gamma m_bar/(sqrt(v)+eps).
+    """v <- (1 - rate) v + rate g^2, u = -gamma m_bar/(sqrt(v)+eps), psi = 1/2 u . (sqrt(v)+eps) u.
 
-    rate = 1-beta2 is the plain average, schedules.debias(beta2) Adam's corrected one. v includes
-    the current gradient.
+    v includes the current gradient.
+
+    rate: in [0, 1]. 1-beta2 is the plain average, schedules.debias(beta2) Adam's corrected one.
+    eps: at least 0.
 
     >>> zoo.adam().geometry == geometry.Diagonal(schedules.debias(0.999))
     True
@@ -273,9 +266,11 @@ class Diagonal(Geometry):
 
 @dataclass(frozen=True)
 class MultiNorm(Geometry):
-    """Rows to norm sqrt(i), then columns to norm sqrt(o), `iterations` times, and u = -gamma X.
+    """u = -gamma X, X = m_bar with rows of norm sqrt(i), then columns of norm sqrt(o), in turn.
 
     RMS(X) is 1, so gamma is a radius. It has no state and no dual norm, hence no sharp or clip.
+
+    iterations: how often rows and columns are normalised, at least 1.
 
     >>> zoo.multinorm(3).geometry == geometry.MultiNorm(3)
     True
@@ -295,11 +290,11 @@ class MultiNorm(Geometry):
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = matrixwise(self.balanced, m_bar, self.view, context.shards)
+        u = matrixwise(self._balanced, m_bar, self.view, context.shards)
         torch._foreach_mul_(u, -gamma)
         return u
 
-    def balanced(self, X: Tensor) -> Tensor:
+    def _balanced(self, X: Tensor) -> Tensor:
         """A batch with rows of norm sqrt(i) and columns of norm sqrt(o)."""
         for dim in (-1, -2) * self.iterations:
             length = X.norm(dim=dim, keepdim=True)

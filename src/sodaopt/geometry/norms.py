@@ -1,16 +1,4 @@
-"""Norms of a parameter, with their linear minimisation oracle (lmo) and dual norm.
-
-A view says how the parameter is a batch of matrices X (o x i). A scale gives the width factor c.
-The lmo is c times the minimiser, and the norm is the size over c. Then <d, lmo(d)> = -dual(d).
-
-    norm        c, dense       c, one-hot    minimiser            size
-    Spectral    sqrt(o/i)      sqrt(o)       -U V^T               the largest singular value
-    ColNorm     sqrt(o)/i      sqrt(o)       -column / length     the longest column
-    RowNorm     1/sqrt(i)      1             -row / length        the longest row
-    Sign        1/i            1             -sign(X)             the largest entry
-    BiasRMS     sqrt(n)                      -X / length          the length, for n entries
-    Euclidean   1                            -X / length          the length
-"""
+"""Norms of a parameter, with their lmo and dual norm. `sodaopt.geometry` has the table."""
 
 from __future__ import annotations
 
@@ -87,7 +75,7 @@ class Norm:
         raise NotImplementedError
 
     def minimiser(self, X: Tensor) -> Tensor:
-        """argmin <X, U> over the unit ball, in a batch (n, o, i). Zero maps to zero."""
+        """argmin X . U over the unit ball, in a batch (n, o, i). Zero maps to zero."""
         raise NotImplementedError
 
     def size(self, X: Tensor) -> Tensor:
@@ -95,7 +83,7 @@ class Norm:
         raise NotImplementedError
 
     def lmo(self, d: Tensor) -> Tensor:
-        """argmin <d, x> over the unit ball, so <d, lmo(d)> = -dual(d)."""
+        """argmin d . x over the unit ball, so d . lmo(d) = -dual(d)."""
         return self.units([d])[0] * self.width(d.shape)
 
     def dual(self, d: Tensor) -> Tensor:
@@ -141,7 +129,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Sign(Norm):
-    """max |x|, with lmo = -sign. A parameter that is not a matrix has factor 1.
+    """max |x| over c, lmo(d) = -c sign(d), c = 1/d_in, and c = 1 if it is not a matrix.
 
     >>> geometry.Sign(geometry.unit).lmo(torch.tensor([[2.0, -0.5]]))
     tensor([[-1.,  1.]])
@@ -176,7 +164,9 @@ class Sign(Norm):
 
 @dataclass(frozen=True)
 class Spectral(Norm):
-    """The largest singular value, with lmo = -U V^T by the polar backend.
+    """The largest singular value over c, lmo(d) = -c U V^T with d = U S V^T, c = sqrt(d_out/d_in).
+
+    polar: the backend of U V^T, see `sodaopt.geometry.polar`.
 
     >>> norm = geometry.Spectral(geometry.unit, polar=geometry.polar.EXACT)
     >>> norm.norm(torch.diag(torch.tensor([3.0, 2.0])))
@@ -241,7 +231,7 @@ def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class ColNorm(_Lengths):
-    """The longest column.
+    """The longest column over c, lmo(d) = -c column/length of each column, c = sqrt(d_out)/d_in.
 
     >>> geometry.ColNorm(geometry.unit).norm(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
     tensor(5.)
@@ -255,7 +245,7 @@ class ColNorm(_Lengths):
 
 @dataclass(frozen=True)
 class RowNorm(_Lengths):
-    """The longest row.
+    """The longest row over c, lmo(d) = -c row/length of each row, c = 1/sqrt(d_in).
 
     >>> geometry.RowNorm(geometry.unit).norm(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor(5.)
@@ -269,7 +259,7 @@ class RowNorm(_Lengths):
 
 @dataclass(frozen=True)
 class Euclidean(_Lengths):
-    """The Euclidean length of the whole parameter. Sharp(Euclidean()) is gradient descent.
+    """||x||_2 of the whole parameter, lmo(d) = -d/||d||_2. Sharp(Euclidean()) is gradient descent.
 
     >>> geometry.Euclidean().norm(torch.tensor([3.0, 4.0]))
     tensor(5.)
@@ -289,7 +279,7 @@ class Euclidean(_Lengths):
 
 @dataclass(frozen=True)
 class BiasRMS(_Lengths):
-    """Root mean square of a vector (Scion's norm for biases and gains), with lmo = -d/RMS(d).
+    """RMS(x) = ||x||_2/sqrt(n) of a vector, lmo(d) = -d/RMS(d). Scion's norm for biases and gains.
 
     >>> geometry.BiasRMS().norm(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     tensor(2.5000)

@@ -3,6 +3,12 @@
 `EXACT` is the SVD. The others are Newton-Schulz iterations X <- a X + b (X X^T) X + c (X X^T)^2 X
 with their coefficients as data. A polynomial does not return U V^T: five steps of KELLER leave the
 singular values spread over about 0.7 to 1.1. All of them map zero to zero and NaN to NaN.
+
+    EXACT          the SVD
+    KELLER         five steps with (a, b, c) = (3.4445, -4.7750, 2.0315), Muon's
+    YOU            five steps, each with coefficients of its own
+    POLAR_EXPRESS  five steps that are optimal in turn, with safety 1.01
+    CUBIC          15 steps with (1.5, -0.5, 0), the classical iteration
 """
 
 from __future__ import annotations
@@ -38,8 +44,12 @@ class Polar(Protocol):
 
 @dataclass(frozen=True)
 class Newton:
-    """An odd quintic a step, after division by `safety` times the Frobenius norm.
+    """X <- X/(safety ||X||_F), then X <- a X + b (X X^T) X + c (X X^T)^2 X for each of `steps`.
 
+    name: its name in BACKENDS.
+    steps: the coefficients (a, b, c) of each step.
+    source: where the coefficients are published.
+    safety: at least 1. It keeps singular values below 1 if rounding raises them.
     dtype: the dtype of the products. None means fp16 for fp32 matrices on a CUDA GPU, where it is
     eight times as accurate as bf16 after normalisation. Otherwise it is the dtype of the input, at
     least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
@@ -129,6 +139,8 @@ def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
 @dataclass(frozen=True)
 class Exact:
     """U V^T by the SVD. Singular values at rounding level count as zero, since sign(0) = 0.
+
+    name: its name in BACKENDS.
 
     >>> X = geometry.polar.EXACT(torch.randn(1, 4, 8))
     >>> torch.allclose(X @ X.mT, torch.eye(4), atol=1e-5)

@@ -1,7 +1,4 @@
-"""Scales: the width factors of a norm's ball, as named functions of the shape.
-
-A scale takes the norm's own factor (a function of d_out and d_in) and the frame of the parameter.
-"""
+"""Scales: the width factors of a norm's ball, as named functions of the shape."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Scale: TypeAlias = Callable[[Factor, Frame], float]
 
 
 def dense(factor: Factor, f: Frame) -> float:
-    """The paper's factor for hidden, last and image-input layers. A kernel's is divided by taps.
+    """factor(d_out, d_in)/taps: the paper's c for hidden, last and image-input layers.
 
     >>> geometry.Spectral(geometry.dense).width((64, 16))  # sqrt(d_out/d_in)
     2.0
@@ -26,7 +23,7 @@ def dense(factor: Factor, f: Frame) -> float:
 
 
 def one_hot(factor: Factor, f: Frame) -> float:
-    """The paper's factor for a one-hot (token) first layer: the same formula with d_in = 1.
+    """factor(d_out, 1)/taps: the paper's c for a one-hot (token) first layer.
 
     >>> geometry.Sign(geometry.one_hot).width((64, 16))
     1.0

@@ -4,6 +4,11 @@ A view is a function from a shape to a `Frame`. The plain ones are functions. Th
 (`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. If a view cuts one
 parameter into several matrices, the parameter's norm is the largest of their norms, and its dual
 norm is the sum of theirs.
+
+shape: the shape of the parameter.
+n: the number of equal blocks or groups, at least 1.
+of: the view of the whole parameter, which is then cut.
+view: a view.
 """
 
 from __future__ import annotations
@@ -39,6 +44,9 @@ class Stored(NamedTuple):
 class Frame(NamedTuple):
     """n matrices of o rows and i columns, each entry `taps` kernel positions wide.
 
+    n: the number of matrices in the parameter.
+    o, i: d_out and d_in of one matrix.
+    taps: the positions of a convolution's kernel, 1 for other layers.
     dims: the dimensions of the parameter that one matrix spans.
     flipped: the matrices are stored transposed, as (n / beside, i, beside, o).
     beside: how many of them lie side by side in memory.
@@ -115,7 +123,7 @@ def _steps(n: int, size: int) -> list[range]:
 
 
 def matrix(shape: Shape) -> Frame:
-    """(d_out, d_in) of a linear layer, or a stack (experts, d_out, d_in).
+    """(o, i) of a linear layer, or a stack (n, o, i) of them, such as experts.
 
     >>> frame = views.matrix((4, 64, 16))  # four experts
     >>> frame.n, frame.o, frame.i
@@ -131,7 +139,7 @@ def matrix(shape: Shape) -> Frame:
 
 
 def transposed(shape: Shape) -> Frame:
-    """A matrix stored transposed: nn.Embedding (vocab, d), GPT-2's Conv1D (d_in, d_out).
+    """(i, o), a matrix stored transposed: nn.Embedding (vocab, d), GPT-2's Conv1D (d_in, d_out).
 
     >>> frame = views.transposed((50304, 768))
     >>> frame.o, frame.i
@@ -142,7 +150,7 @@ def transposed(shape: Shape) -> Frame:
 
 
 def conv(shape: Shape) -> Frame:
-    """A convolution kernel (d_out, d_in, k...) as one matrix of d_out rows.
+    """(o, i, k...), a convolution's kernel, as one matrix o x (i taps), taps the product of k.
 
     >>> frame = views.conv((64, 16, 3, 3))
     >>> frame.o, frame.taps
@@ -154,7 +162,7 @@ def conv(shape: Shape) -> Frame:
 
 
 def deconv(shape: Shape) -> Frame:
-    """A transposed convolution's kernel (d_in, d_out, k...): the matrix from d_in to d_out k...
+    """(i, d_out, k...), a transposed convolution's kernel, as the matrix with o = d_out k...
 
     >>> views.deconv((16, 64, 3, 3)).i
     16
@@ -163,7 +171,7 @@ def deconv(shape: Shape) -> Frame:
 
 
 def heads(shape: Shape) -> Frame:
-    """The projection (d_in, heads, d_head) of an attention as the matrix from d_in to all heads.
+    """(i, heads, d_head), an attention's projection, as the matrix with o = heads d_head.
 
     >>> views.heads((64, 8, 16)).o
     128
@@ -172,7 +180,7 @@ def heads(shape: Shape) -> Frame:
 
 
 def whole(shape: Shape) -> Frame:
-    """Any parameter as one long vector.
+    """Any parameter as one vector: o is the number of its entries, and i = 1.
 
     >>> views.whole((4, 3)).n
     1
@@ -191,7 +199,7 @@ def elements(shape: Shape) -> Frame:
 
 @dataclass(frozen=True)
 class split:
-    """A fused layer as n equal blocks of outputs, one after the other: split(3) for QKV.
+    """(n o, i), a fused layer, as n matrices o x i, one after the other: split(3) for QKV.
 
     >>> views.split(3)((192, 64)).n
     3
@@ -213,7 +221,7 @@ class split:
 
 @dataclass(frozen=True)
 class grouped:
-    """The kernel of a convolution with n groups: each group is a matrix.
+    """(n o, i, k...), the kernel of a convolution with n groups, as n matrices o x (i taps).
 
     >>> views.grouped(4)((64, 16, 3, 3)).n
     4

@@ -32,7 +32,14 @@ __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "pla
 
 @dataclass(frozen=True, eq=False)
 class PlannedParameter:
-    """One parameter of the plan. A frozen one has no method and is in no group."""
+    """One parameter of the plan. A frozen one has no method and is in no group.
+
+    name, aliases: its first name in the model, and the names of its other owners.
+    role: the role that the plan found, or that an override gave.
+    parameter: the parameter itself.
+    method, lr_factor: the rule of the role.
+    state_bytes: the size of the optimizer's state.
+    """
 
     name: str
     role: str
@@ -59,6 +66,10 @@ class PlannedParameter:
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Every parameter of a model exactly once. `print(plan)` shows it.
+
+    title: the first line of the table.
+    rows: a `PlannedParameter` for each parameter.
+    notes: the lines below the table, such as inferred heads.
 
     >>> found = plan(model, "muon")
     >>> [row.role for row in found.rows]
@@ -100,8 +111,8 @@ class Plan:
 def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any) -> Plan:
     """Show how `param_groups` would treat each parameter.
 
-    recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, lr
-    factor).
+    model: only its layers and shapes are read, so it may be on the meta device.
+    recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, lr factor).
     overrides: pattern = a role, "frozen", a view such as split(3), a Method, an lr factor, or a
     tuple of these. Patterns are regular expressions, and the first match wins:
 
@@ -128,7 +139,9 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
 def param_groups(
     model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any
 ) -> list[dict[str, Any]]:
-    """Return groups for `SODA`: every trainable parameter of the model, by its role. See `plan`.
+    """Return groups for `SODA`: every trainable parameter of the model, by its role.
+
+    model, recipe, overrides: as in `plan`.
 
     >>> [group["name"] for group in param_groups(model, "soda(muon)")]
     ['hidden', 'bias+head']
@@ -138,6 +151,8 @@ def param_groups(
 
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     """Return the paper's hidden layers: trainable matrices that are neither tables nor heads.
+
+    model, overrides: as in `plan`. wpe="hidden" adds the parameters with wpe in their name.
 
     >>> [tuple(p.shape) for p in hidden(model)]
     [(32, 8), (32, 32)]

@@ -92,6 +92,7 @@ def soda(
 ) -> dict[str, Rule]:
     """Return the anchored form of a recipe without weight decay.
 
+    recipe: a name, or a dict role -> Method or (Method, lr factor).
     only: the roles to anchor. The default is the paper's, the hidden layers. tuple(ROLES) anchors
     every layer.
     decay: strength of the pull, as in zoo.soda.

@@ -6,6 +6,11 @@ are in lower case because they are used as functions: `schedules.debias(0.9)`.
 
 A schedule that depends on the past, such as a running sum, declares a memory: `start()` names its
 numbers, `advance()` moves them by one step, and the optimizer keeps them in its state.
+
+k: the number of steps before this one.
+lr: the learning rate of this step.
+a, b, c: coefficients with the values a_k, b_k, c_k at step k, unless a line below says otherwise.
+past: the memory by name, for schedules that have one.
 """
 # ruff: isort: skip_file
 

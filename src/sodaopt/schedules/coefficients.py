@@ -55,6 +55,8 @@ def advance(c: Coef, past: Past, k: Number, lr: Number) -> dict[str, Number]:
 def check_memory(parts: list[Coef]) -> None:
     """Raise ValueError if two parts use one name for different memories, in three trial steps.
 
+    parts: the coefficients that share a memory.
+
     >>> schedules.check_memory([schedules.coupled(), schedules.uniform])
     """
     pasts: list[Past] = [start(c) for c in parts]
@@ -208,7 +210,9 @@ class first(Schedule):
 
 @dataclass(frozen=True)
 class after(Schedule):
-    """0 before step `start_at`, then c_k. k counts from the first step of all.
+    """0 if k < start_at, else c_k. k counts from the first step of all.
+
+    start_at: the first step with c_k, at least 0.
 
     >>> late = schedules.after(schedules.uniform, 100)
     >>> late(99, 0.1), late(100, 0.1) == 1 / 102
@@ -224,7 +228,9 @@ class after(Schedule):
 
 @dataclass(frozen=True)
 class fade(Schedule):
-    """c_k times a cosine that falls from 1 at step `begin` to 0 at step `end`.
+    """c_k (1 + cos(pi t))/2, t = (k - begin)/(end - begin) in [0, 1]: c_k, and 0 from step `end`.
+
+    begin, end: the steps between which it falls, 0 <= begin < end.
 
     >>> faded = schedules.fade(schedules.uniform, 900, 1000)
     >>> faded(900, 0.1) == 1 / 902, faded(1000, 0.1)
@@ -250,6 +256,8 @@ class fade(Schedule):
 class debias(Schedule):
     """(1-b)/(1-b^(k+1)): the rate at which an average is bias-corrected as in Adam.
 
+    b: the weight of the past, Adam's beta, in [0, 1).
+
     >>> schedules.debias(0.9)(0, 0.1)
     1.0
     """
@@ -268,6 +276,9 @@ class debias(Schedule):
 class mass(Schedule):
     """1 + b + ... + b^k + a: the weights of the gradients in M + a g, where M <- b M + g.
 
+    b: the weight of the past in M, in [0, 1).
+    a: the extra weight of the newest gradient, at least 0.
+
     >>> schedules.mass(0.5)(1, 0.1)
     1.5
     """
@@ -282,6 +293,8 @@ class mass(Schedule):
 def log_time(c: float) -> Schedule:
     """c lr/(k+1): the logarithmic-time decay of Ferbach et al.
 
+    c: a number, at least 0.
+
     >>> schedules.log_time(2.0)(4, 0.1)
     0.04
     """
@@ -291,6 +304,10 @@ def log_time(c: float) -> Schedule:
 @dataclass(frozen=True)
 class falling(Schedule):
     """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1).
+
+    c: the number of the first n steps.
+    n: steps before it falls, at least 1.
+    rho: how fast it falls, at least 0.
 
     >>> schedules.falling(0.1, n=10)(4, 1e-3), schedules.falling(0.1, n=10)(19, 1e-3)
     (0.1, 0.05)

@@ -75,7 +75,9 @@ class Weights(NamedTuple):
 
 
 def weights(a: Callable[[Number], Number]) -> Weights:
-    """Return the paper's coefficients for any weights a: k -> a_k > 0.
+    """Return a_k/A_k, a_{k+1}/A_{k+1} and lr A_{k+1} with A_k = a_0 + ... + a_k, for any weights.
+
+    a: the weights, a function k -> a_k > 0.
 
     >>> a = schedules.weights(lambda k: k + 1)
     >>> method = zoo.moda(weights=a)
@@ -88,6 +90,9 @@ class lr_weighted(Schedule):
     """w_k / (w_0 + ... + w_k), w = (k+1)^r (largest lr so far)^power: Schedule-Free's averaging.
 
     For a constant or falling lr and r = 0 this is exactly 1/(k+1).
+
+    r: the power of k+1, at least 0. Later points count more.
+    power: the power of the learning rate. Points of a warmup count less.
 
     >>> zoo.schedule_free().lam == schedules.lr_weighted()
     True
@@ -168,6 +173,12 @@ class _NadamMomentum(Schedule):
 class nadam_alpha_bar(_NadamMomentum):
     """c_g / (c_g + c_m), torch's NAdam.
 
+    mu_t = b (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, t = k+1, c_g = (1-mu_t)/(1-P_t), and
+    c_m = mu_{t+1}/(1-P_{t+1}).
+
+    b: beta1, in [0, 1).
+    psi: momentum_decay, at least 0.
+
     >>> zoo.torch_nadam().alpha_bar == schedules.nadam_alpha_bar(0.9, 0.004)
     True
     """
@@ -178,7 +189,9 @@ class nadam_alpha_bar(_NadamMomentum):
 
 
 class nadam_gamma(_NadamMomentum):
-    """lr (c_g + c_m), torch's NAdam.
+    """lr (c_g + c_m), torch's NAdam, with c_g and c_m of `nadam_alpha_bar`.
+
+    b, psi: as there.
 
     >>> zoo.torch_nadam().gamma == schedules.nadam_gamma(0.9, 0.004)
     True

@@ -1,10 +1,6 @@
 """The other primal-averaging wrappers of the paper, around any optimizer.
 
-ScheduleFree   z <- z + BaseUpdate(g at y), x <- (1-c) x + c z, y = beta x + (1-beta) z
-GPA            the same with a constant c = lam, and lam_bar for 1-beta
-Lookahead      every H steps x <- (1-alpha) x + alpha z, and z restarts at x
-SNOO           every H steps a Nesterov step on x with x - z as the gradient (DiLoCo's outer
-               step on one worker), and z restarts at x
+ScheduleFree and GPA average z at each step, Lookahead and SNOO every few steps.
 """
 
 from __future__ import annotations
@@ -88,11 +84,15 @@ class _Averaged(_Average):
 
 
 class ScheduleFree(_Averaged):
-    """Schedule-Free around any base. (Defazio et al. 2024)
+    """z <- z + BaseUpdate(g at y), x <- (1 - c) x + c z, y = beta x + (1 - beta) z.
 
-    c_k = w_k / sum w, w = (k+1)^r (largest lr so far)^weight_lr_power. A weight decay of the base
-    acts at z, and weight_decay_at_y is the published one. Call eval() before evaluating or saving
-    weights, train() before stepping.
+    c = w_k/(w_0+...+w_k), w_k = (k+1)^r (largest lr so far)^weight_lr_power. Call eval() before
+    evaluating or saving weights, train() before stepping. (Schedule-Free, Defazio et al. 2024)
+
+    base: the optimizer to wrap. Its own weight decay acts at z.
+    beta: the weight of x in y, in [0, 1].
+    r, weight_lr_power: powers in w_k. Later points and those of a larger lr count more.
+    weight_decay_at_y: wd >= 0 in z <- z - lr wd y, the published weight decay.
 
     >>> opt = ScheduleFree(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0))
     >>> opt.eval()  # the model holds x
@@ -120,9 +120,14 @@ class ScheduleFree(_Averaged):
 
 
 class GPA(_Averaged):
-    """Generalized primal averaging around any base, with the base's weight decay acting on z.
+    """z <- z + BaseUpdate(g at y), x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z.
 
-    The defaults are the paper's: 1 - lam_bar = 0.9, 1 - lam = 0.9^(1/32). (Defazio et al. 2025)
+    Generalized primal averaging. The defaults are those of its paper: 1 - lam_bar = 0.9,
+    1 - lam = 0.9^(1/32). (Defazio et al. 2025)
+
+    base: the optimizer to wrap. Its weight decay acts at z.
+    lam: the weight of z in x, in [0, 1].
+    lam_bar: the weight of z in y, in [0, 1].
 
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     """
@@ -165,7 +170,11 @@ class _Periodic(_Average):
 
 
 class Lookahead(_Periodic):
-    """x <- (1-alpha) x + alpha z every `every` steps. (Zhang et al. 2019)
+    """x <- (1-alpha) x + alpha z every `every` steps, and z restarts at x. (Zhang et al. 2019)
+
+    base: the optimizer to wrap. It steps z.
+    every: steps between two averages, at least 1.
+    alpha: the weight of z, in [0, 1].
 
     >>> opt = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1), every=5)
     """
@@ -183,7 +192,13 @@ class Lookahead(_Periodic):
 class SNOO(_Periodic):
     """s = x - z, b <- momentum b + s, x <- x - lr (s + momentum b) every `every` steps.
 
-    DiLoCo's outer Nesterov step on one worker. (Douillard et al. 2023, Kallusky et al. 2025)
+    z restarts at x. DiLoCo's outer Nesterov step on one worker. (Douillard et al. 2023, Kallusky et
+    al. 2025)
+
+    base: the optimizer to wrap. It steps z.
+    every: steps between two outer steps, at least 1.
+    lr: the learning rate of the outer step, at least 0.
+    momentum: the weight of the past in b, in [0, 1].
 
     >>> opt = SNOO(torch.optim.AdamW(model.parameters(), lr=1e-3), every=32)
     """

@@ -77,7 +77,7 @@ def check_base(base: Any, wrapper: str) -> None:
             "one update to add the pull to"
         )
     averages = (
-        any(m.keeps_x or m.keeps_z for m in base.methods.values())
+        any(m._keeps_x or m._keeps_z for m in base.methods.values())
         if isinstance(base, SODA)
         else callable(getattr(base, "eval", None))
     )

@@ -32,6 +32,8 @@ def continue_from(
     If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
     groups keep their own settings such as lr. The names are those of `AdamW(named_parameters)`.
 
+    optimizer: the wrapped optimizer to load into.
+    state_dict: the state dict of the other optimizer.
     model: gives the names if an optimizer was built without. A checkpoint without names must have
     one group with `model.parameters()`.
 
@@ -92,6 +94,9 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the model's state dict with the method's output x, as copies on the host.
 
     The optimizer and the model keep their mode.
+
+    model: the model that is trained.
+    optimizer: its optimizer, `SODA`, a wrapper or any other.
 
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
@@ -34,12 +34,13 @@ class SODAWrapper(Wrapper):
 
     This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
 
+    base: the optimizer to wrap. Use the wrapper in its place.
     only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all. Of a
     group that is added later, a predicate selects parameters too, and a list selects none.
-    start: steps before the pull begins (a warmup).
+    start: steps before the pull begins (a warmup), at least 0.
     at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
     and use the weights of that moment as z0.
-    decay: lam as a function of (k, lr). schedules.uniform is the paper's.
+    decay: lam, a number in [0, 1] or a function of (k, lr). schedules.uniform is the paper's.
     anchor: where z0 lives, see `sodaopt.anchors`: "auto" (one number if all elements
     are equal, else a clone), "clone", "bf16", "cpu", an Anchor such as FromFile, or the seeds of
     `sodaopt.init.seeded_`.
@@ -75,6 +76,11 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         check_base(base, "SODAWrapper")
+        if isinstance(only, nn.Module):  # a module is callable, as a predicate is
+            raise TypeError(
+                f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
+                "layers, or only=model.parameters() for all of it"
+            )
         self.only = only if callable(only) else None
         for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
             group["soda_only"] = chosen

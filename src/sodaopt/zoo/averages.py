@@ -79,6 +79,8 @@ def schedule_free(
     c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
     and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
 
+    beta: the weight of x in y, in [0, 1].
+
     >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.schedule_free(zoo.adam()))
     """
     lam, lam_bar = schedules.lr_weighted(r, weight_lr_power), 1 - number("beta", beta, 1)
@@ -99,6 +101,10 @@ def amuse(
     after `warmup` steps, and beta before. So the gradients are taken ever closer to the average x.
     (AMUSE, Kim et al. 2026)
 
+    warmup: steps with a constant beta, at least 2.
+    beta: beta of the first steps, in [0, 1].
+    rho: how fast 1 - beta_t falls, at least 0.
+
     >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
     if warmup < 2:
@@ -112,6 +118,9 @@ def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1)
     """z <- z + u, x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z, u as in schedule_free.
 
     Generalized primal averaging of any method without decay. (Defazio et al. 2025)
+
+    lam: the weight of z in x, in [0, 1].
+    lam_bar: the weight of z in y, in [0, 1].
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.gpa(zoo.adam()))
     """

@@ -18,6 +18,8 @@ P = ParamSpec("P")
 def row(f: Callable[P, Method]) -> Callable[P, Method]:
     """Register a function that returns a method as a row of the zoo, under its own name.
 
+    f: the function. Its arguments have defaults, so that SODA(method="name") can call it.
+
     >>> @zoo.row
     ... def gentle(momentum: float = 0.5) -> Method:
     ...     return zoo.sgd(momentum)
@@ -44,7 +46,7 @@ def soda(method: Method, decay: Coef = uniform) -> Method:
     SODAWrapper around the method does the same if no gradient is missing: a row counts the steps k
     of each parameter, and the wrapper those of a group.
 
-    decay: strength of the pull in place of 1/(k+2), such as schedules.coupled(uniform),
+    decay: strength of the pull in place of 1/(k+2), in [0, 1], such as schedules.coupled(uniform),
     schedules.fade(uniform, 900, 1000) or schedules.after(uniform, 100).
     """
     name = f"soda({check_plain(method, 'soda').name})"

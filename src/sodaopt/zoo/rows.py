@@ -99,6 +99,8 @@ def torch_nadam(
     mu_t = b1 (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, c_g = (1-mu_t)/(1-P_t),
     c_m = mu_{t+1}/(1-P_{t+1}), psi = momentum_decay. Decay is decoupled. (torch.optim.NAdam)
 
+    momentum_decay: psi >= 0.
+
     >>> opt = SODA(model.parameters(), lr=1e-3, method=zoo.torch_nadam())
     """
     b1, psi = _beta("betas[0]", betas[0]), momentum_decay
@@ -118,6 +120,8 @@ def simplified_ademamix(
     """M <- b1 M + g, y <- y - lr (M + alpha g)/(sqrt(v)+eps), v = EMA_b2(g^2)/(1-b2^t).
 
     M = N m with N = 1 + b1 + ... + b1^k and m = EMA_b1(g)/(1-b1^t). (Morwani et al. 2025)
+
+    alpha: the extra weight of the newest gradient, at least 0.
 
     >>> opt = SODA(model.parameters(), lr=1e-5, method=zoo.simplified_ademamix(alpha=100))
     """
@@ -200,6 +204,8 @@ def muon(
 @row
 def shampoo(eps: float = 1e-12, weight_decay: float = 0.0) -> Method:
     """L <- L + g g^T, R <- R + g^T g, y <- y - lr L^(-1/4) g R^(-1/4). (Gupta et al. 2018)
+
+    eps: L and R start at eps times the identity, eps > 0.
 
     >>> opt = SODA(hidden(model), lr=0.1, method=zoo.shampoo())
     """
