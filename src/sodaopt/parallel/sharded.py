@@ -107,23 +107,6 @@ def total(t: Tensor, p: Any) -> Tensor:
     return t
 
 
-def pinned(t: Any) -> Tensor:
-    """A host tensor in pinned memory, from which the device can copy by itself."""
-    if not is_sharded(t):
-        return t.pin_memory()  # type: ignore[no-any-return]
-    t._local_tensor = t._local_tensor.pin_memory()
-    return t  # type: ignore[no-any-return]
-
-
-def constant(t: Any) -> Tensor | None:
-    """The one value of all elements of this rank's shard, or None if they differ.
-
-    Ranks may decide differently, because each of them needs its shard alone.
-    """
-    mine = local(t.detach()).reshape(-1)
-    return mine[0].clone() if len(mine) and bool((mine == mine[0]).all()) else None
-
-
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
     axes = box(p) if is_sharded(p) else ()
