@@ -320,6 +320,21 @@ def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(x._base, around)
 
 
+@pytest.mark.parametrize(("lam", "left"), [(0.5, 3.0), (1.0, 1.0)])
+def test_a_pull_that_fails(lam: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations before it are undone. A pull with lam = 1 has no inverse, and stays."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pulling, "_to_numbers", fail)
+    first, second = torch.full((4,), 3.0), torch.full((4,), 3.0)
+    with pytest.raises(MemoryError):
+        pulling.pull_([first, second], [torch.ones(4), 2.0], lam)
+    assert first.tolist() == [left] * 4
+    assert second.tolist() == [3.0] * 4
+
+
 @pytest.mark.slow
 def test_import_under_another_default_device() -> None:
     code = (

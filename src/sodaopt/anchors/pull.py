@@ -29,7 +29,7 @@ SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
 
-    If an operation fails, those before it are undone. A lam of 1 has no inverse.
+    If an operation fails, the operations before it are undone, unless lam is 1.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> anchors.pull_([x], [0.0], lam=0.5)
@@ -42,7 +42,7 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
             pull(its_xs, its_z0s, lam)
             done += 1
     except BaseException:
-        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done if lam != 1 else 0):
             pull(its_xs, its_z0s, inverse(lam))
         raise
 
@@ -56,15 +56,15 @@ def inverse(lam: float) -> float:
     return lam / (lam - 1)
 
 
-Pull: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
-"""An implementation. It moves all of its points or none."""
+Implementation: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
+"""A function of some x, their z0 and lam. It pulls all of these x, or raises and pulls none."""
 
 
 def _operations(
     xs: Sequence[Tensor], z0s: Sequence[Source]
-) -> Iterator[tuple[Pull, list[Tensor], list[Any]]]:
-    """Sort the points by implementation. Slices have an operation each."""
-    calls: dict[tuple[Pull | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
+) -> Iterator[tuple[Implementation, list[Tensor], list[Any]]]:
+    """The calls that pull all x: one for each choice, and one for each slice."""
+    calls: dict[tuple[Implementation | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if not x.is_meta:
             its_xs, its_z0s = calls.setdefault(_choose(x, z0), ([], []))
@@ -79,20 +79,20 @@ def _operations(
                 yield _together, [part], [its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda)]
 
 
-def _choose(x: Tensor, z0: Source) -> tuple[Pull | None, Hashable]:
-    """Return the implementation for the pair, and a key: one call pulls the pairs that share it.
+def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
+    """The table of implementations. The first case that matches pulls x.
 
-    None: slice by slice.
+    Return the implementation, or None for slices, and a key: one call pulls all x with equal keys.
     """
-    if isinstance(z0, float):
-        return _to_numbers, z0 == 0  # zeros need one pass
-    if isinstance(z0, Seeded):
-        if _has_seed_kernel(x, z0):
+    match z0:
+        case float():
+            return _to_numbers, z0 == 0  # zeros need one pass
+        case Tensor(dtype=x.dtype, device=x.device):
+            return _together, None
+        case Tensor() if _has_kernel(x, z0):
+            return _by_kernel, (x.device, z0.dtype)
+        case Seeded() if _has_seed_kernel(x, z0):
             return _by_seed_kernel, (x.device, x.dtype, z0.spec.init.kind, z0.p.dtype)
-    elif z0.dtype == x.dtype and z0.device == x.device:
-        return _together, None
-    elif _has_kernel(x, z0):
-        return _by_kernel, (x.device, z0.dtype)
     return None, None
 
 
@@ -107,7 +107,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host must wait for a copy
+        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # never ahead of a copy to the host
     return x.new_full((), z0)
 
 
