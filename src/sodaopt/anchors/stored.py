@@ -43,7 +43,7 @@ class Anchor:
         return kept.detach().to(p.device, copy=True)
 
     def check(self, kept: Tensor, p: Tensor) -> None:
-        """Raise if the loaded tensor holds no z0 of p."""
+        """Raise if the loaded tensor cannot be a z0 of p."""
         if kept.dim() and kept.numel():
             check_shape("z0", kept.shape, p.shape)
         if kept.numel() == 0 != p.numel():

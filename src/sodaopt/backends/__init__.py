@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = frozenset((Tensor, nn.Parameter))
+"""The types of plain tensors. A DTensor, for example, is not one of them."""
 KERNEL_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 """The dtypes that kernels read and write."""
 

@@ -70,8 +70,8 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     own = {role: _as_rule(role, value) for role, value in recipe.items()}
     found = {}
     for role in ROLES:
-        line = (role, PARENT.get(role, role), "rest")
-        if rule := next((own[name] for name in line if name in own), None):
+        order = (role, PARENT.get(role, role), "rest")
+        if rule := next((own[name] for name in order if name in own), None):
             found[role] = rule
     return found
 

@@ -20,7 +20,7 @@ from sodaopt.parallel.layout import Box, Placement
 
 
 def _dtensor() -> Any:
-    """The class, or None if nobody has imported it: then no DTensor exists."""
+    """torch's DTensor class. None if it was not imported: then no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
 
@@ -141,8 +141,9 @@ def _box(shape: tuple[int, ...], placement: Placement, at: tuple[int, ...]) -> B
 
 @lru_cache(maxsize=1024)
 def _placement(mesh: tuple[int, ...], placements: tuple[Any, ...], ndim: int) -> Placement:
-    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`: its
-    dimension of the mesh cuts what the later ones leave. split_factor is the number of their cuts.
+    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`. Its
+    dimension of the mesh cuts last, after those that follow it. split_factor is the number of parts
+    that these have made.
     """
     cuts = tuple(None if q.is_replicate() else getattr(q, "dim", ndim) % ndim for q in placements)
     for d, q in enumerate(placements):
