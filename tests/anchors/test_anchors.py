@@ -271,10 +271,6 @@ def test_a_file_of_another_dtype(stored: torch.dtype, dtype: torch.dtype, tmp_pa
 # -- x + lam (z - x) ------------------------------------------------------------------------------
 
 
-def sized(*shapes: Any, dtype: torch.dtype = F32) -> list[Tensor]:
-    return [torch.randn(s, dtype=dtype) for s in shapes]
-
-
 XS: dict[str, Callable[[], Tensor]] = {
     "fp32": lambda: torch.randn(1003),
     "fp64": lambda: torch.randn(7, 5, dtype=torch.float64),

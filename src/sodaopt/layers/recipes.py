@@ -99,11 +99,9 @@ def soda(
     return changed(recipe, only, lambda method: zoo.soda(method, decay))
 
 
-def decayed(
-    recipe: str | Recipe, weight_decay: float, only: Collection[str] = MATRICES
-) -> dict[str, Rule]:
-    """Return a recipe with decoupled weight decay on some roles, by default the hidden layers."""
-    return changed(recipe, only, lambda method: zoo.decayed(method, weight_decay))
+def decayed(recipe: str | Recipe, weight_decay: float) -> dict[str, Rule]:
+    """Return a recipe with decoupled weight decay on the hidden layers."""
+    return changed(recipe, MATRICES, lambda method: zoo.decayed(method, weight_decay))
 
 
 def changed(
