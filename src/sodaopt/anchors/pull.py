@@ -89,7 +89,7 @@ def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
             return _to_numbers, z0 == 0  # zeros need one pass
         case Tensor(dtype=x.dtype, device=x.device):
             return _together, None
-        case Tensor() if _has_kernel(x, z0):
+        case Tensor(device=x.device) if x.dtype == torch.float32 and backends.run_on(x, z0):
             return _by_kernel, (x.device, z0.dtype)
         case Seeded() if _has_seed_kernel(x, z0):
             return _by_seed_kernel, (x.device, x.dtype, z0.spec.init.kind, z0.p.dtype)
@@ -128,12 +128,6 @@ def _to_numbers(xs: list[Tensor], numbers: list[float], lam: float) -> None:
         torch._foreach_add_(xs, difference, alpha=lam)
 
 
-def _has_kernel(x: Tensor, z0: Tensor) -> bool:
-    if not (x.is_cuda and x.dtype == torch.float32 and z0.device == x.device):
-        return False
-    return backends.readable(z0) and backends.readable(x) and backends.usable(x.device)
-
-
 def _by_kernel(xs: list[Tensor], z0s: list[Tensor], lam: float) -> None:
     from sodaopt.backends.triton import pull
 
@@ -141,10 +135,9 @@ def _by_kernel(xs: list[Tensor], z0s: list[Tensor], lam: float) -> None:
 
 
 def _has_seed_kernel(x: Tensor, z0: Seeded) -> bool:
-    if not x.is_cuda or z0.spec.init.kind == "constant" or first_element(z0.p) is None:
+    if not backends.run_on(x) or z0.p.dtype not in backends.KERNEL_DTYPES:
         return False
-    is_readable = backends.readable(x) and z0.p.dtype in backends.KERNEL_DTYPES
-    return is_readable and backends.usable(x.device)
+    return z0.spec.init.kind != "constant" and first_element(z0.p) is not None
 
 
 def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:

@@ -44,6 +44,11 @@ def readable(t: Tensor) -> bool:
     return type(t) in PLAIN and t.dtype in KERNEL_DTYPES and t.is_contiguous() and not t.is_neg()
 
 
+def run_on(*tensors: Tensor) -> bool:
+    """Whether kernels run on the GPU of the first tensor, and may read all of these tensors."""
+    return tensors[0].is_cuda and all(map(readable, tensors)) and usable(tensors[0].device)
+
+
 @cache
 def _compiles(device: torch.device) -> bool:
     """Compile one small kernel. Without a C compiler, or on an old GPU, none of them works."""
