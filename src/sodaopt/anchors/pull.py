@@ -107,7 +107,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # never ahead of a copy to the host
+        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host would read it too early
     return x.new_full((), z0)
 
 
