@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 PAGES = {
     str(page.relative_to(ROOT)): blocks

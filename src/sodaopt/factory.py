@@ -129,7 +129,7 @@ def base_rules(name: Name, weight_decay: float | None) -> dict[str, Rule]:
     return recipes.decayed("adam" if name.base == "adamw" else name.undecayed, weight_decay)
 
 
-def pulled_rules(name: Name, base: Recipe, decay: Coef, start: int = 0) -> dict[str, Rule]:
+def pulled_rules(name: Name, base: Recipe, decay: Coef, start: int) -> dict[str, Rule]:
     """Return the rules of the base with the pull of the name, which begins at step `start`."""
     lam = after(decay, start) if start else decay
     if name.base in ANCHORED:  # it has a pull of its own

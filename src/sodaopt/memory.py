@@ -134,7 +134,7 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     finally:
         base.state = kept
     for group in copied.param_groups:
-        group.update({k: v for k, v in PLAIN.items() if k in group})
+        group.update({k: v for k, v in ON_META.items() if k in group})
     if isinstance(getattr(copied, "base", copied), SODA):
         copied.state_dict()  # it makes its state before the first step
     if not isinstance(copied, SODA):
@@ -143,8 +143,8 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     return {p: _state(p, copied.state.get(q, {}), by_number) for p, q in meta.items()}
 
 
-PLAIN = {"fused": None, "capturable": False, "foreach": False}
-"""Group settings without which a step runs on the meta device. They do not change the state."""
+ON_META = {"fused": None, "capturable": False, "foreach": False}
+"""Group settings with which a step runs on the meta device. They do not change the state."""
 
 
 def _state(p: Tensor, state: dict[str, Any], by_number: bool) -> dict[str, Any]:

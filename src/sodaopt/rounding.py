@@ -88,7 +88,9 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard = sharded.local(p)
-        start = first_element(p) if _has_kernel(shard, x) else None
+        # compiled, the plain operations are one pass too
+        has_kernel = not torch.compiler.is_compiling() and backends.run_on(shard, x)
+        start = first_element(p) if has_kernel else None
         if start is not None:
             launch = launches.setdefault((shard.device, shard.dtype), [])
             launch.append((shard, x, start, cached_prefix(seed, index)))
@@ -109,9 +111,3 @@ def first_element(p: Any) -> int | None:
     """The index of this rank's first element in p, or None if its elements are not contiguous."""
     numbers = sharded.numbers(p, 0, 0)
     return numbers.start if isinstance(numbers, range) else None
-
-
-def _has_kernel(shard: Tensor, x: Tensor) -> bool:
-    if not shard.is_cuda or torch.compiler.is_compiling():  # compiled, this is one pass anyway
-        return False
-    return backends.readable(shard) and backends.readable(x) and backends.usable(x.device)

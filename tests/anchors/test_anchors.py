@@ -274,10 +274,6 @@ def test_a_file_of_another_dtype(stored: torch.dtype, dtype: torch.dtype, tmp_pa
 # -- x + lam (z - x) ------------------------------------------------------------------------------
 
 
-def sized(*shapes: Any, dtype: torch.dtype = F32) -> list[Tensor]:
-    return [torch.randn(s, dtype=dtype) for s in shapes]
-
-
 XS: dict[str, Callable[[], Tensor]] = {
     "fp32": lambda: torch.randn(1003),
     "fp64": lambda: torch.randn(7, 5, dtype=torch.float64),
@@ -321,6 +317,21 @@ def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatc
     if around is not None:
         torch.as_strided(around, x.size(), x.stride(), x.storage_offset()).copy_(x)
         assert torch.equal(x._base, around)
+
+
+@pytest.mark.parametrize(("lam", "left"), [(0.5, 3.0), (1.0, 1.0)])
+def test_a_pull_that_fails(lam: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations before it are undone. A pull with lam = 1 has no inverse, and stays."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(pulling, "_to_numbers", fail)
+    first, second = torch.full((4,), 3.0), torch.full((4,), 3.0)
+    with pytest.raises(MemoryError):
+        pulling.pull_([first, second], [torch.ones(4), 2.0], lam)
+    assert first.tolist() == [left] * 4
+    assert second.tolist() == [3.0] * 4
 
 
 @pytest.mark.slow

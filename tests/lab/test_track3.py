@@ -12,7 +12,7 @@ from sodaopt.cli import main
 from sodaopt.lab.data.loader import Loader
 from sodaopt.lab.data.shards import write_shard
 from sodaopt.lab.records import find
-from sodaopt.lab.track3 import curve, is_better, is_significant, source, steps_to_target
+from sodaopt.lab.track3 import curve, is_significant, source, steps_to_target
 from tests.support.lab_jobs import embedded, working
 from tests.support.lab_runs import fake
 
@@ -38,20 +38,6 @@ assert working
 )
 def test_significance(losses: list[float], allowed: bool) -> None:
     assert is_significant(losses) == allowed
-
-
-@pytest.mark.parametrize(
-    ("result", "other", "better"),
-    [
-        # The calculations of the rules: results 13 against 11 and 8, and 12 against 6.
-        ((3.2785, 10, 3210), (3.2785, 16, 3225), False),
-        ((3.2785, 10, 3210), (3.2778, 10, 3250), False),
-        ((3.2790, 20, 3325), (3.2788, 20, 3375), True),
-    ],
-)
-def test_pairs(result: tuple[float, int, int], other: tuple[float, int, int], better: bool) -> None:
-    (loss, n, steps), (other_loss, m, other_steps) = result, other
-    assert is_better([loss] * n, steps, [other_loss] * m, other_steps) == better
 
 
 def test_steps_to_the_target() -> None:

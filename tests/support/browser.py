@@ -1,6 +1,5 @@
 """A headless Chromium over a pipe, by the DevTools protocol: no package and no port needed."""
 
-import base64
 import fcntl
 import json
 import os
@@ -110,10 +109,6 @@ class Browser:
         button = "none" if kind == "mouseMoved" and not clicks else "left"
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button,
                   buttons=int(button == "left"), clickCount=clicks)  # fmt: skip
-
-    def picture(self, path: Path, whole: bool = True) -> None:
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         """Closing the pipe ends the browser."""

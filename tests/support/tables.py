@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import torch
@@ -112,8 +111,3 @@ def backward(weights: list[Parameter]) -> float:
     value = loss(list(weights))
     value.backward()
     return float(value.detach())
-
-
-def clip_row(method: Method) -> Method:
-    """A row that the zoo lacks, as a newcomer would write it."""
-    return replace(method, geometry=Clip(Sign(unit)))

@@ -39,7 +39,7 @@ class Init:
 
     @property
     def words(self) -> int:
-        """How many random words an element takes."""
+        """The number of random words for each element."""
         return 2 if self.kind == "normal" else 1
 
     @property
@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
     "truncated": _truncated,
     "sign": _sign,
 }
-"""How each kind of distribution makes its elements from random bits."""
+"""The function of each kind that makes elements from random words."""
 
 
 @dataclass(frozen=True)

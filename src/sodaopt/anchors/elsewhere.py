@@ -34,7 +34,7 @@ class Elsewhere(Anchor):
 
     def __init__(self, model: nn.Module, entries: Mapping[str, Any]) -> None:
         self.model, self.entries = model, entries
-        self._names: dict[Tensor, str] = {}  # by object: an id may belong to another one by now
+        self._names: dict[Tensor, str] = {}  # not by id, which a new tensor may reuse
 
     def name_of(self, p: Tensor) -> str:
         """The name of a parameter, also after a framework has replaced the parameters."""

@@ -29,7 +29,7 @@ SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
 
-    If an operation fails, those before it are undone. A lam of 1 has no inverse.
+    If an operation fails, the operations before it are undone, unless lam is 1.
 
     xs: the points.
     z0s: a `Source` for each point.
@@ -46,7 +46,7 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
             pull(its_xs, its_z0s, lam)
             done += 1
     except BaseException:
-        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done if lam != 1 else 0):
             pull(its_xs, its_z0s, inverse(lam))
         raise
 
@@ -62,15 +62,15 @@ def inverse(lam: float) -> float:
     return lam / (lam - 1)
 
 
-Pull: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
-"""An implementation. It moves all of its points or none."""
+Implementation: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
+"""A function of some x, their z0 and lam. It pulls all of these x, or raises and pulls none."""
 
 
 def _operations(
     xs: Sequence[Tensor], z0s: Sequence[Source]
-) -> Iterator[tuple[Pull, list[Tensor], list[Any]]]:
-    """Sort the points by implementation. Slices have an operation each."""
-    calls: dict[tuple[Pull | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
+) -> Iterator[tuple[Implementation, list[Tensor], list[Any]]]:
+    """The calls that pull all x: one for each choice, and one for each slice."""
+    calls: dict[tuple[Implementation | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if not x.is_meta:
             its_xs, its_z0s = calls.setdefault(_choose(x, z0), ([], []))
@@ -85,20 +85,20 @@ def _operations(
                 yield _together, [part], [its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda)]
 
 
-def _choose(x: Tensor, z0: Source) -> tuple[Pull | None, Hashable]:
-    """Return the implementation for the pair, and a key: one call pulls the pairs that share it.
+def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
+    """The table of implementations. The first case that matches pulls x.
 
-    None: slice by slice.
+    Return the implementation, or None for slices, and a key: one call pulls all x with equal keys.
     """
-    if isinstance(z0, float):
-        return _to_numbers, z0 == 0  # zeros need one pass
-    if isinstance(z0, Seeded):
-        if _has_seed_kernel(x, z0):
+    match z0:
+        case float():
+            return _to_numbers, z0 == 0  # zeros need one pass
+        case Tensor(dtype=x.dtype, device=x.device):
+            return _together, None
+        case Tensor(device=x.device) if x.dtype == torch.float32 and backends.run_on(x, z0):
+            return _by_kernel, (x.device, z0.dtype)
+        case Seeded() if _has_seed_kernel(x, z0):
             return _by_seed_kernel, (x.device, x.dtype, z0.spec.init.kind, z0.p.dtype)
-    elif z0.dtype == x.dtype and z0.device == x.device:
-        return _together, None
-    elif _has_kernel(x, z0):
-        return _by_kernel, (x.device, z0.dtype)
     return None, None
 
 
@@ -116,7 +116,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host must wait for a copy
+        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host would read it too early
     return x.new_full((), z0)
 
 
@@ -137,12 +137,6 @@ def _to_numbers(xs: list[Tensor], numbers: list[float], lam: float) -> None:
         torch._foreach_add_(xs, difference, alpha=lam)
 
 
-def _has_kernel(x: Tensor, z0: Tensor) -> bool:
-    if not (x.is_cuda and x.dtype == torch.float32 and z0.device == x.device):
-        return False
-    return backends.readable(z0) and backends.readable(x) and backends.usable(x.device)
-
-
 def _by_kernel(xs: list[Tensor], z0s: list[Tensor], lam: float) -> None:
     from sodaopt.backends.triton import pull
 
@@ -150,10 +144,9 @@ def _by_kernel(xs: list[Tensor], z0s: list[Tensor], lam: float) -> None:
 
 
 def _has_seed_kernel(x: Tensor, z0: Seeded) -> bool:
-    if not x.is_cuda or z0.spec.init.kind == "constant" or first_element(z0.p) is None:
+    if not backends.run_on(x) or z0.p.dtype not in backends.KERNEL_DTYPES:
         return False
-    is_readable = backends.readable(x) and z0.p.dtype in backends.KERNEL_DTYPES
-    return is_readable and backends.usable(x.device)
+    return z0.spec.init.kind != "constant" and first_element(z0.p) is not None
 
 
 def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:

@@ -43,7 +43,7 @@ class Anchor:
         return kept.detach().to(p.device, copy=True)
 
     def check(self, kept: Tensor, p: Tensor) -> None:
-        """Raise if the loaded tensor holds no z0 of p."""
+        """Raise if the loaded tensor cannot be a z0 of p."""
         if kept.dim() and kept.numel():
             check_shape("z0", kept.shape, p.shape)
         if kept.numel() == 0 != p.numel():
@@ -116,7 +116,9 @@ class Host(Anchor):
         if p.is_meta:
             return torch.empty_like(p)
         z0 = kept.detach().to("cpu", copy=True)
-        return sharded.pinned(z0) if p.is_cuda else z0
+        if p.is_cuda:  # the device copies pinned memory without the host
+            sharded.refill(z0, sharded.local(z0).pin_memory())
+        return z0
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,15 @@ class Constant(Anchor):
 def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
-    The values of a meta tensor are unknown, and count as different.
+    The values of a meta tensor are unknown, and count as different. Ranks may decide differently,
+    because each of them needs its own shard only.
 
     p: a parameter, or a tensor of that kind.
 
     >>> anchors.constant_of(torch.zeros(3)), anchors.constant_of(torch.arange(3))
     (tensor(0.), None)
     """
-    if p.dim() == 0 or p.numel() <= 1 or p.is_meta:
+    shard = sharded.local(p.detach()).reshape(-1)
+    if p.numel() <= 1 or p.is_meta or not len(shard) or (shard != shard[0]).any():
         return None
-    number = sharded.constant(p)
-    return None if number is None else number.cpu()
+    return shard[0].to("cpu", copy=True)

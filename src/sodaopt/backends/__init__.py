@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 PLAIN = frozenset((Tensor, nn.Parameter))
+"""The types of plain tensors. A DTensor, for example, is not one of them."""
 KERNEL_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 """The dtypes that kernels read and write."""
 
@@ -41,6 +42,11 @@ def usable(device: torch.device) -> bool:
 def readable(t: Tensor) -> bool:
     """Whether a kernel may read the tensor's memory from end to end."""
     return type(t) in PLAIN and t.dtype in KERNEL_DTYPES and t.is_contiguous() and not t.is_neg()
+
+
+def run_on(*tensors: Tensor) -> bool:
+    """Whether kernels run on the GPU of the first tensor, and may read all of these tensors."""
+    return tensors[0].is_cuda and all(map(readable, tensors)) and usable(tensors[0].device)
 
 
 @cache

@@ -26,7 +26,10 @@ A A^T of A alone, A B without C, and alpha A B + beta C + diagonal I. B is symme
 
 
 class Choice(NamedTuple):
-    """form: "plain" or "gram", see `sodaopt.geometry.polar`."""
+    """How to compute polar factors of one shape.
+
+    form: "plain" or "gram", see `sodaopt.geometry.polar`.
+    """
 
     form: str
     product: Symmetric

@@ -181,7 +181,7 @@ def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
     if isinstance(c, Real) and 0 <= float(c) <= (math.inf if slot == "gamma" else 1):
         return
-    where = " at k = {}, lr = {}".format(*at) if at else ""  # reads k and lr
+    where = " at k = {}, lr = {}".format(*at) if at else ""  # k and lr are read for an error only
     if not isinstance(c, Real):
         raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
     must = "not be negative" if slot == "gamma" else "be in [0, 1]"

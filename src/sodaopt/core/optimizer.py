@@ -1,4 +1,4 @@
-"""The template as a torch optimizer: groups, the state of parameters, saving, train and eval."""
+"""The template as a torch optimizer: sort parameters into buckets, and step each bucket."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple
 
 
 class Step(NamedTuple):
-    """An implementation of one step of a bucket. wants(bucket) tells whether it handles it.
+    """An implementation of a bucket's step.
 
-    plan: returns the function that takes the step, also the following steps of the same tensors.
+    wants: whether it can step this bucket.
+    plan: returns the function that takes this step, and later ones of the same tensors.
     """
 
     name: str
@@ -146,7 +147,7 @@ class SODA(StatefulOptimizer):
         for group in self.param_groups:
             if not FOREIGN.isdisjoint(group):  # set after the constructor
                 check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
-        kept, self._kept = self._kept, None  # a step that fails leaves nothing to repeat
+        kept, self._kept = self._kept, None  # if this step fails, the next one sorts anew
         if kept is not None and kept[0] == self._inputs():
             inputs, buckets = kept
             for bucket in buckets:

@@ -120,7 +120,7 @@ class StatefulOptimizer(Watched):
         return s
 
     def _adopt(self) -> None:
-        """Give every trainable parameter of the groups a state, and drop others' state."""
+        """Give each trainable parameter a state, and drop the state of parameters in no group."""
         known = self.state.copy()
         self.state.clear()
         self.state.update({key: s for key, s in known.items() if not isinstance(key, Tensor)})
@@ -192,6 +192,7 @@ class StatefulOptimizer(Watched):
             )
 
     def _release(self, p: Any, loaded: dict[str, Any]) -> State:
+        """Return the loaded state of p, with the dtypes and devices of this optimizer."""
         ours = self.state.get(p, {})
         if missing := sorted(set(ours) - set(loaded)):
             why = (

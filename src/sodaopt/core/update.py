@@ -20,17 +20,18 @@ from sodaopt.parallel.exchange import Sharing
 class Bucket(Context):
     """Parameters that one update moves: they share method, step, dtype, device and layout.
 
-    g is set by `dual_average`.
-    params, indices, z0: each parameter, its index in the optimizer, which selects its rounding
-    bits, and where its initial weights are, if the method's centre is "init".
+    g: set by `dual_average`.
+    indices: the index of each parameter in the optimizer. It selects the rounding bits.
+    z0: where the initial weights of each parameter are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
     sharing: how ranks share the work on these parameters, or None if they do not.
     kernel: the geometry's kernel, if it can read all tensors.
     c, memory: the five coefficients of this step, and their memory after it.
-    grad_scale, found_inf: on the device: what the gradients are to be divided by, and whether to
-    skip the step.
-    run: takes the step, see `optimizer.STEPS`.
-    held: all state. No other tensor gets the id of one that is alive.
+    grad_scale, found_inf: GradScaler's divisor of the gradients, and whether to skip the step. Both
+    are on the device.
+    run: the function that takes the step, see `optimizer.STEPS`.
+    held: all tensors of the state. `SODA._inputs` compares ids, which a new tensor cannot reuse as
+    long as the old one is held.
     """
 
     group: dict[str, Any]

@@ -112,16 +112,14 @@ class Norm:
         """
         return matrixwise(self.minimiser, ds, self.view, shards)
 
-    def duals(
-        self, ds: list[Tensor], units: list[Tensor], shards: Shards | None = None
-    ) -> list[Tensor]:
+    def duals(self, ds: list[Tensor], units: list[Tensor], shards: Shards | None) -> list[Tensor]:
         """The dual norm of each d before scaling, to be multiplied with d."""
         shapes = [d.shape for d in ds] if shards is None else shards.shapes
         dims = [self.view(shape).dims for shape in shapes]
         parts = [-(d * u).sum(n, keepdim=True) for d, u, n in zip(ds, units, dims, strict=True)]
         return parts if shards is None else shards.sum(parts, dims)
 
-    def sharps(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
+    def sharps(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
         """dual(d) lmo(d) of each d before scaling (the width factor enters squared)."""
         u = self.units(ds, shards)
         return [a * b for a, b in zip(u, self.duals(ds, u, shards), strict=True)]
@@ -273,7 +271,7 @@ class Euclidean(_Lengths):
     def factor(self, o: int, i: int) -> float:
         return 1.0
 
-    def sharps(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
+    def sharps(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
         return list(torch._foreach_neg(ds))
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -205,8 +205,6 @@ def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
 @dataclass(frozen=True)
 class Origin(Anchor):
     """z0 = 0 for any initial weights: the paper's ablation."""
-
-    differs: ClassVar[bool] = True
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         return torch.zeros((), dtype=p.dtype, device="meta" if p.is_meta else "cpu")

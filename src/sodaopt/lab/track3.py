@@ -27,8 +27,6 @@ from .visible import visible
 TARGET = 3.28
 MARGIN = 0.004
 """3.09 standard deviations of 0.0013: p < 0.001 in a one-sided z-test."""
-LOSS_PER_STEP = 0.0045 / 100
-"""Change of the final loss when a run is one step shorter, as the rules estimate it."""
 FIXED = {"preset": "track3", "data": "fineweb10B", "activation": 1.0} | {
     name: getattr(PRESETS["track3"], name)
     for name in ("width", "depth", "head_dim", "context", "batch", "vocab", "eval_tokens")
@@ -51,14 +49,6 @@ def steps_to_target(curves: Sequence[Mapping[int, float]]) -> int | None:
     """
     shared = set.intersection(*map(set, curves)) if curves else set()
     return min((k for k in shared if is_significant([c[k] for c in curves])), default=None)
-
-
-def is_better(
-    losses: Sequence[float], steps: int, others: Sequence[float], other_steps: int
-) -> bool:
-    """Whether a result is significantly better than another one with its own number of steps."""
-    gain = fmean(others) - fmean(losses) + (other_steps - steps) * LOSS_PER_STEP
-    return gain / math.sqrt(1 / len(losses) + 1 / len(others)) >= MARGIN
 
 
 def curve(run: Run) -> dict[int, float]:

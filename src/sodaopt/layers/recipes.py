@@ -70,8 +70,8 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     own = {role: _as_rule(role, value) for role, value in recipe.items()}
     found = {}
     for role in ROLES:
-        line = (role, PARENT.get(role, role), "rest")
-        if rule := next((own[name] for name in line if name in own), None):
+        order = (role, PARENT.get(role, role), "rest")
+        if rule := next((own[name] for name in order if name in own), None):
             found[role] = rule
     return found
 
@@ -100,11 +100,9 @@ def soda(
     return changed(recipe, only, lambda method: zoo.soda(method, decay))
 
 
-def decayed(
-    recipe: str | Recipe, weight_decay: float, only: Collection[str] = MATRICES
-) -> dict[str, Rule]:
-    """Return a recipe with decoupled weight decay on some roles, by default the hidden layers."""
-    return changed(recipe, only, lambda method: zoo.decayed(method, weight_decay))
+def decayed(recipe: str | Recipe, weight_decay: float) -> dict[str, Rule]:
+    """Return a recipe with decoupled weight decay on the hidden layers."""
+    return changed(recipe, MATRICES, lambda method: zoo.decayed(method, weight_decay))
 
 
 def changed(

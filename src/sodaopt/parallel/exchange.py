@@ -116,7 +116,7 @@ class Shards:
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
         """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
 
-        Those dimensions must be kept, with length 1. Nothing travels if no sum crosses shards.
+        A sum keeps its dimensions, with length 1. Nothing travels if no sum crosses shards.
         """
         import torch.distributed as dist
 

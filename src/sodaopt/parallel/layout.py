@@ -177,7 +177,7 @@ def plan(
 
     params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
     loads: the work that each rank r * S + s has already.
-    together: so many consecutive matrices go to one owner, in one round.
+    together: the number of consecutive matrices that go to one owner, in one round.
     """
     held = [boxes(shape, placement) for shape, placement, _ in params]
     matrices = [
@@ -213,7 +213,7 @@ class Balance:
         self.heaps |= {s: sorted(ranks[s::S]) for s in range(S)}
 
     def add(self, flops: int, s: int | None) -> int:
-        """Give work to the rank with the least, of all ranks or those of shard s. Return it."""
+        """Give work to the rank with the least, of all or of shard s, and return this rank."""
         heap = self.heaps[s]
         while heap[0][0] != self.work[heap[0][1]]:  # this rank has got work through another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))

@@ -20,7 +20,7 @@ from sodaopt.parallel.layout import Box, Placement
 
 
 def _dtensor() -> Any:
-    """The class, or None if nobody has imported it: then no DTensor exists."""
+    """torch's DTensor class. None if it was not imported: then no DTensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
 
@@ -107,23 +107,6 @@ def total(t: Tensor, p: Any) -> Tensor:
     return t
 
 
-def pinned(t: Any) -> Tensor:
-    """A host tensor in pinned memory, from which the device can copy by itself."""
-    if not is_sharded(t):
-        return t.pin_memory()  # type: ignore[no-any-return]
-    t._local_tensor = t._local_tensor.pin_memory()
-    return t  # type: ignore[no-any-return]
-
-
-def constant(t: Any) -> Tensor | None:
-    """The one value of all elements of this rank's shard, or None if they differ.
-
-    Ranks may decide differently, because each of them needs its shard alone.
-    """
-    mine = local(t.detach()).reshape(-1)
-    return mine[0].clone() if len(mine) and bool((mine == mine[0]).all()) else None
-
-
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
     axes = box(p) if is_sharded(p) else ()
@@ -158,8 +141,9 @@ def _box(shape: tuple[int, ...], placement: Placement, at: tuple[int, ...]) -> B
 
 @lru_cache(maxsize=1024)
 def _placement(mesh: tuple[int, ...], placements: tuple[Any, ...], ndim: int) -> Placement:
-    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`: its
-    dimension of the mesh cuts what the later ones leave. split_factor is the number of their cuts.
+    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`. Its
+    dimension of the mesh cuts last, after those that follow it. split_factor is the number of parts
+    that these have made.
     """
     cuts = tuple(None if q.is_replicate() else getattr(q, "dim", ndim) % ndim for q in placements)
     for d, q in enumerate(placements):

@@ -59,7 +59,7 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """A subclass writes `_around`."""
+    """An optimizer around a base optimizer. A subclass writes `_around`."""
 
     @property
     def _coef(self) -> Coef:
@@ -122,7 +122,7 @@ class Wrapper(Watched, LiveOptimizer):
                 step.completed = True
 
     def _in_fp32(self, steps: list[GroupStep]) -> AbstractContextManager[None]:
-        """The block in which the base steps fp32 copies of the 16-bit parameters."""
+        """Return a context in which the base steps fp32 copies of the 16-bit parameters."""
         low = [(step.params[j], step.points[j]) for step in steps for j in step.low]
         if not low:
             return nullcontext()
@@ -197,8 +197,8 @@ class Wrapper(Watched, LiveOptimizer):
 def _ctrl_c_waits() -> Iterator[None]:
     """Let Ctrl-C take effect after the block. A second Ctrl-C takes effect at once.
 
-    Python raises KeyboardInterrupt right after the operation that it arrives in, and nobody could
-    tell whether that operation is done.
+    Python raises KeyboardInterrupt right after the operation in which it arrives. A handler of this
+    error could not tell whether that operation is done.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -31,7 +31,7 @@ NEEDED = {"betas", "momentum", "method"}
 
 
 def _of_base(name: str) -> Any:
-    """The base's attribute of this name."""
+    """Return a property that reads and writes this attribute of the base."""
     return property(
         lambda self: getattr(self.base, name), lambda self, v: setattr(self.base, name, v)
     )
@@ -191,7 +191,10 @@ class LiveOptimizer(Optimizer):
                 )
 
     def _load_base(self, state_dict: dict[str, Any]) -> None:
-        """Load the base without the wrapper's tensors: the base would miss them in the dict."""
+        """Load the base while its state has none of the wrapper's tensors.
+
+        SODA refuses a state dict that lacks a tensor of its state.
+        """
         states = self.base.state.items()
         kept = {p: {k: s.pop(k) for k in self._own_keys(s)} for p, s in states}
         try:

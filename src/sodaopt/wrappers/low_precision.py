@@ -57,9 +57,9 @@ class Fp32Step:
             )
 
     def params(self) -> list[Tensor]:
-        """The parameters that the base has fp32 state of only because of their fp32 copies.
+        """The 16-bit parameters whose state is in fp32 because the base steps fp32 copies.
 
-        SODA keeps fp32 state by itself, and an empty parameter has no copy.
+        SODA keeps its state in fp32 without copies. An empty parameter has no copy.
         """
         if isinstance(self.base, SODA):
             return []
@@ -110,7 +110,7 @@ def _states(base: Optimizer) -> list[Any]:
 
 
 def _release(copies: list[Any], points: Sequence[Tensor]) -> None:
-    """Take the memory of the copies away until the next step."""
+    """Write the copies into the points, and free the copies' memory until the next step."""
     empty = {d: torch.empty(0, dtype=torch.float32, device=d) for d in {x.device for x in points}}
     for made, x in zip(copies, points, strict=True):
         stepped = sharded.local(made)

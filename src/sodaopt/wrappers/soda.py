@@ -163,7 +163,7 @@ class SODAWrapper(Wrapper):
                 pull_(xs, z0, inverse(lam))
 
     def _is_dry(self, group: Group) -> bool:
-        """Whether the steps of this group have all had lr = 0, with the coming one.
+        """Whether lr was 0 at all steps of this group so far, and is 0 at the coming one.
 
         Frameworks allocate state with such a step, and weights may be loaded before or after it. A
         z0 captured then is captured again at the next step. Nothing is rounded, checked or pulled.

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.rounding import _key, _mix, _rounded
+from sodaopt.backends.triton.rounding import rounded, step_key
 from sodaopt.backends.triton.tables import (
     CHUNK,
     COLUMNS,
@@ -99,7 +99,7 @@ def rounding_key(row, numbers, P: tl.constexpr):
     """The key of this step for rounding, if P has 16 bits."""
     key = 0
     if tl.float32 != P:
-        key = _key(tl.load(row + 7).to(tl.uint32), tl.load(numbers + 6).to(tl.int64))
+        key = step_key(tl.load(row + 7), tl.load(numbers + 6).to(tl.int64))
     return key
 
 
@@ -107,7 +107,7 @@ def rounding_key(row, numbers, P: tl.constexpr):
 def write(p_ptr, y, inside, index, key, P: tl.constexpr):
     """Store y, rounded if P has 16 bits. index: of the elements in the whole parameter."""
     if tl.float32 != P:
-        y = _rounded(y, _mix(index * 0x9E3779B1 + key), P)
+        y = rounded(y, index, key, P)
     tl.store(p_ptr, y, inside)
 
 

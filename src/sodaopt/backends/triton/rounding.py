@@ -21,12 +21,11 @@ def _write(
     x_ptr = pointer(row, 0, tl.float32, ALIGNED) + first
     p_ptr = pointer(row, 1, P, ALIGNED) + first
     start = (tl.load(row + 3) + first).to(tl.uint32)
-    key = _key(tl.load(row + 4).to(tl.uint32), step)
+    key = step_key(tl.load(row + 4), step)
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, at < n)
-        y = _rounded(x, _mix((start + at.to(tl.uint32)) * 0x9E3779B1 + key), P)
-        tl.store(p_ptr + at, y, at < n)
+        tl.store(p_ptr + at, rounded(x, start + at.to(tl.uint32), key, P), at < n)
 
 
 @triton.jit
@@ -37,14 +36,15 @@ def _mix(h):
 
 
 @triton.jit
-def _key(h, step):
-    """Finish `rounding.key` from its prefix: only the step changes between steps."""
-    return _mix(_mix(h ^ step.to(tl.uint32)) + 0x9E3779B9)
+def step_key(prefix, step):
+    """`sodaopt.rounding.key` from its prefix, which is the same at each step."""
+    return _mix(_mix(prefix.to(tl.uint32) ^ step.to(tl.uint32)) + 0x9E3779B9)
 
 
 @triton.jit
-def _rounded(x, random, P: tl.constexpr):
-    """Round x to one of its two neighbours in P."""
+def rounded(x, index, key, P: tl.constexpr):
+    """Round x to one of its two neighbours in P. index: of the elements in the whole parameter."""
+    random = _mix(index * 0x9E3779B1 + key)
     bits = x.to(tl.uint32, bitcast=True)
     is_finite = (bits & 0x7F800000) != 0x7F800000
     if tl.bfloat16 == P:

@@ -1,8 +1,8 @@
 """x <- x + lam (z0 - x) with z0 made from its seed in registers: no memory, one pass over x.
 
-z0 has the bits of `sodaopt.anchors.philox` and `sodaopt.anchors.seeded` on the same device, so that
-a model may be filled on one path and checked on the other. That is why the kernel is compiled
-without contraction of products and sums.
+z0 has the same bits as `sodaopt.anchors.distributions` makes on this device, so that a model may be
+filled on one path and checked on the other. That is why the kernel is compiled without contraction
+of products and sums.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def pull_(
 ) -> None:
     """Pull each x toward its z0. All x are contiguous and share a device and a dtype.
 
-    kind: the distribution, see `sodaopt.anchors.seeded.Init`.
+    kind: the distribution, see `sodaopt.anchors.distributions.Init`.
     dtype: z0 is rounded to it first.
     """
     rows = tuple(

@@ -53,18 +53,13 @@ def _average(
     row = rows + tl.program_id(1) * COLUMNS
     _r, _c, at, inside, _is_turned = _tile(row, short, long, ALIGNED, TILE)
     g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside, other=0).to(tl.float32)
-    m_ptr, alpha, alpha_bar = (
-        pointer(row, 1, tl.float32, ALIGNED),
-        number(numbers, 0),
-        number(numbers, 1),
-    )
-    d = dual_average(
-        g * number(numbers, 7), m_ptr + at, inside, alpha, alpha_bar, MOMENTUM, OPTIMISM
-    )
+    g = g * number(numbers, 7)
+    m_ptr = pointer(row, 1, tl.float32, ALIGNED) + at
+    alpha, alpha_bar = number(numbers, 0), number(numbers, 1)
+    d = dual_average(g, m_ptr, inside, alpha, alpha_bar, MOMENTUM, OPTIMISM)
     wide = d.to(tl.float64)  # squares of 1e20 overflow in fp32
-    tl.store(
-        squares + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), tl.sum(wide * wide)
-    )
+    tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(squares + tile, tl.sum(wide * wide))
 
 
 @triton.jit(do_not_specialize=["first"])
