@@ -320,6 +320,24 @@ def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(x._base, around)
 
 
+@pytest.mark.parametrize("lam", [0.5, 1.0])
+def test_the_error_of_a_pull_is_raised(lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the second of two operations. A lam of 1 cannot be undone."""
+    lerp, calls = torch._foreach_lerp_, []
+
+    def interrupted(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        lerp(*args)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", interrupted)
+    xs = [torch.ones(4), torch.ones(4, dtype=torch.float64)]
+    with pytest.raises(KeyboardInterrupt):
+        pulling.pull_(xs, [torch.zeros(4), torch.zeros(4)], lam)
+    assert [x[0].item() for x in xs] == [float(lam != 1), 1.0]
+
+
 @pytest.mark.slow
 def test_import_under_another_default_device() -> None:
     code = (

@@ -29,7 +29,7 @@ SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
     """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
 
-    If an operation fails, those before it are undone. A lam of 1 has no inverse.
+    If an operation fails, those before it are undone, unless lam is 1, which has no inverse.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> anchors.pull_([x], [0.0], lam=0.5)
@@ -42,8 +42,9 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
             pull(its_xs, its_z0s, lam)
             done += 1
     except BaseException:
-        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
-            pull(its_xs, its_z0s, inverse(lam))
+        if lam != 1:
+            for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+                pull(its_xs, its_z0s, inverse(lam))
         raise
 
 
