@@ -84,3 +84,15 @@ def test_kept_buckets(method: str) -> None:
         kept, anew = (walk(method, seed, keeps) for keeps in (True, False))
         for a, b in zip(kept, anew, strict=True):
             assert torch.equal(a, b)
+
+
+def test_an_empty_parameter() -> None:
+    """It is never stepped, and the buckets of the others are kept."""
+    weights = [Parameter(torch.ones(3, 4)), Parameter(torch.empty(0, 4))]
+    opt = SODA(weights, 0.01, "soda(lion)")
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    _, buckets = opt._kept
+    opt.step()
+    assert [id(b) for b in opt._kept[1]] == [id(b) for b in buckets]

@@ -46,8 +46,9 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
             pull(its_xs, its_z0s, lam)
             done += 1
     except BaseException:
-        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done if lam != 1 else 0):
-            pull(its_xs, its_z0s, inverse(lam))
+        if lam != 1:
+            for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+                pull(its_xs, its_z0s, inverse(lam))
         raise
 
 

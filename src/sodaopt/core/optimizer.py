@@ -184,7 +184,7 @@ class SODA(StatefulOptimizer):
             for p in group["params"]:
                 g: Any = p.grad
                 s: Any = state.get(p)
-                if g is None:
+                if g is None or p.numel() == 0:  # it is not stepped
                     found.append(None)
                     continue
                 # if capturable, the host does not know the count, and only loading changes it
