@@ -118,7 +118,7 @@ def check_pull(name: Name, **settings: Any) -> None:
     for key, value in settings.items():
         if value is not None and not name.is_anchored:
             raise ValueError(
-                f"{key} is {value}: only soda_dagger and soda(...) have it, not {name}"
+                f"{name} has no pull, so it takes no {key}: only soda_dagger and soda(...) have one"
             )
 
 

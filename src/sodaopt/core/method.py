@@ -150,14 +150,11 @@ class Method:
         """The fused kernel of the geometry, if the step is one sum."""
         return self.geometry.kernel if self._fused else None
 
-    @cached_property
-    def _settings(self) -> str:
-        """The slots as text that is the same in every process, for checkpoints to compare."""
-        return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", repr(self))
-
     def __repr__(self) -> str:
+        """The slots as text that is the same in every process: checkpoints compare it."""
         slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]
-        return f"Method({self.name}: {', '.join(slots)})"
+        text = f"Method({self.name}: {', '.join(slots)})"
+        return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", text)
 
 
 ROWS: dict[str, Callable[..., Method]] = {}

@@ -55,7 +55,7 @@ class StatefulOptimizer(Watched):
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         check_lr(group["lr"], where)
         check_keys(group, method, where)
-        group["settings"] = method._settings
+        group["settings"] = repr(method)
         group["params"] = params = as_list(group.get("params"), where)
         lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))  # raises if one is out of range
@@ -171,7 +171,7 @@ class StatefulOptimizer(Watched):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            group["settings"] = self.methods[group["method"]]._settings
+            group["settings"] = repr(self.methods[group["method"]])
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
