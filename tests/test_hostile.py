@@ -62,7 +62,7 @@ MAKERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
 
 
 def saved(name: str, *shapes: tuple[int, ...]) -> dict[str, Any]:
-    opt = MAKERS[name](params(*shapes))
+    opt = (MAKERS | {"AdamW": adamw})[name](params(*shapes))
     feed(opt)
     return snapshot(opt)
 
@@ -82,6 +82,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = (
     | {
         f"{name} reads another model": (name, saved(name, (3, 4), (5,)), "for another model")
         for name in MAKERS
+    }
+    | {
+        f"{name} reads AdamW of another model": (
+            name,
+            saved("AdamW", (3, 4), (5,)),
+            "exp_avg of shape 3x4.*for another model",
+        )
+        for name in ("SODAWrapper", "GPA")
     }
     | {
         f"{name} reads fewer parameters": (name, saved(name, (4, 3)), "parameter")
