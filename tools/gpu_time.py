@@ -43,12 +43,12 @@ def seconds_per_flop(studies: Iterable[Numbers]) -> float:
     found = []
     for numbers, cell in cells:
         if cell["row"] == SCALES[SCALE].horizons[0]:
-            cost = flops(next(iter(_runs(numbers["study"], cell["row"]).values())))
+            cost = flops(next(iter(runs(numbers["study"], cell["row"]).values())))
             found += [seconds / cost for seconds in cell["seconds"] if seconds]
     return median(found)
 
 
-def _runs(study: str, row: str | None = None) -> dict[tuple[str, str, int], ResolvedJob]:
+def runs(study: str, row: str | None = None) -> dict[tuple[str, str, int], ResolvedJob]:
     """Return the planned runs of a study by row, column and seed."""
     it, scale = STUDIES[study], SCALES[SCALE]
     lr = {cell.base: scale.rate(cell.base) for cell in it.cells}
@@ -79,7 +79,7 @@ def missing(measured: Mapping[str, Numbers]) -> dict[str, list[ResolvedJob]]:
     for study in CORE:
         known = measured.get(study)
         done = _done(known) if known else set()
-        planned = _runs(study)
+        planned = runs(study)
         todo = {} if known else _tuning(study)
         todo |= {run.key: run for at, run in planned.items() if at not in done}
         seen |= {run.key for at, run in planned.items() if at in done}

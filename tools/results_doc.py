@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from sodaopt._figures import STYLE
 from sodaopt.lab.results import Numbers, differences, markdown, read, table
+from sodaopt.lab.scales import SCALES
 from sodaopt.lab.studies import STUDIES
 from tools.claims import CLAIMS, Claim
 from tools.gpu_time import flops, missing, seconds_per_flop
@@ -29,6 +30,13 @@ FIGURES = DOCS / "figures"
 ROWS = FIGURES / "results-rows.svg"
 AXES = {"horizons": "length (Chinchilla)", "sizes": "width", "learning-rates": "learning rate"}
 """Studies over an axis."""
+SHARED = {
+    ("horizons", "1x"): "1x",
+    ("horizons", "4x"): "4x",
+    ("sizes", "width 256"): "1x",
+    ("learning-rates", "lr 2^-10"): "1x",
+}
+"""Rows at the proxy scale whose runs are those of a row of the study `muon`."""
 TABLES = {"paper": "The paper's claims", "ours": "Our claims"}
 """Headings of the tables by the source of the claims."""
 PRIMARY = ("muon-coupled-wd", "muon-coupled-wd-long", "adamw-coupled-wd")
@@ -98,14 +106,28 @@ def measured() -> Measured:
     found: Measured = {scale: {} for scale in SHOWN}
     for numbers in map(read, sorted((ROOT / "results").glob("*.json"))):
         found[numbers["scale"]][numbers["study"]] = numbers
+    for (study, row), same in SHARED.items():
+        numbers = found["proxy"][study]
+        del numbers["planned"][row]
+        note = f"The runs of {row} are those of `muon`, {same}."
+        numbers["notes"] = [*numbers.get("notes", []), note]
     return found
 
 
 def compared(claim: Claim, scale: str, studies: Measured) -> dict[str, Any] | None:
     """The difference of the claim's columns, or None if it is not measured."""
-    numbers = studies[scale].get(claim.study)
-    cells = [c for c in numbers["cells"] if c["row"] == claim.label(scale)] if numbers else []
-    return next(iter(differences(cells, [(claim.one, claim.other)], primary=0)), None)
+    return difference(claim.study, claim.label(scale), (claim.one, claim.other), scale, studies)
+
+
+def difference(
+    study: str, row: str | None, pair: tuple[str, str], scale: str, studies: Measured
+) -> dict[str, Any] | None:
+    """The difference of two columns in a row of a study, or None if it is not measured."""
+    if scale == "proxy" and (study, row) in SHARED:
+        study, row = "muon", SHARED[study, row or ""]
+    numbers = studies[scale].get(study)
+    cells = [c for c in numbers["cells"] if c["row"] == row] if numbers else []
+    return next(iter(differences(cells, [pair], primary=0)), None)
 
 
 def verdict(d: dict[str, Any]) -> str:
@@ -245,10 +267,13 @@ def draw(path: Path, found: Sequence[Claim], studies: Measured) -> None:
 def along_rows(studies: Measured) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The first pair of each study over lengths, sizes or learning rates, by study and scale."""
     return {
-        (study, scale): differences(numbers["cells"], numbers["pairs"][:1], 0)
+        (study, scale): [
+            d | {"row": row.label}
+            for row in STUDIES[study].rows(SCALES[scale])
+            if (d := difference(study, row.label, STUDIES[study].pairs[0], scale, studies))
+        ]
         for study in AXES
         for scale in SHOWN
-        if (numbers := studies[scale].get(study))
     }
 
 
@@ -260,17 +285,20 @@ def draw_rows(studies: Measured) -> None:
     found = along_rows(studies)
     with mpl.rc_context(STYLE):
         figure, panels = plt.subplots(
-            1, len(found), figsize=(3.3 * len(found), 3), squeeze=False, layout="constrained"
+            len(SHOWN), len(AXES), figsize=(9, 2.6 * len(SHOWN)), layout="constrained"
         )
-        for axes, ((study, scale), gaps) in zip(panels[0], found.items(), strict=True):
+        for axes, ((study, scale), gaps) in zip(panels.T.flat, found.items(), strict=True):
             for x, d in enumerate(gaps):
                 if d["low"] is not None:
                     axes.plot([x, x], [d["low"], d["high"]], color="tab:blue")
                 axes.plot(x, d["mean"], "o", color="tab:blue", markersize=4)
             axes.axhline(0, color="black", linewidth=0.8)
-            axes.set_xticks(range(len(gaps)), [d["row"].removeprefix("width ") for d in gaps])
+            labels = [re.sub("^(width|lr) ", "", d["row"]) for d in gaps]
+            axes.set_xticks(range(len(gaps)), labels)
+            axes.set_xmargin(0.15)
             axes.set_title(f"{scale}: {AXES[study]}", fontsize="small")
-        panels[0][0].set_ylabel("difference of losses")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("difference of losses")
         figure.savefig(ROWS, metadata={"Description": str(_rounded(found)), "Date": None})
         plt.close(figure)
 

@@ -118,3 +118,11 @@ def test_the_optimizers_of_the_page(name: str) -> None:
     exponent = f"2^{round(math.log2(resolved.settings.lr))}"
     factor = "2 ReLU^2" if resolved.shape.activation == 2 else "ReLU^2"
     assert f"| {exponent} | {factor} |" in line
+
+
+def test_shared_rows_are_the_same_runs() -> None:
+    muon = gpu_time.runs("muon")
+    for (study, row), same in results_doc.SHARED.items():
+        for (label, column, seed), run in gpu_time.runs(study).items():
+            if label == row:
+                assert run.key == muon[same, column, seed].key

@@ -44,7 +44,11 @@ def searched(known: Sequence[Numbers]) -> tuple[dict[str, dict[float, float]], t
         for numbers in known
         for base, losses in numbers["learning_rates"].items()
     }
-    return rates, tuple(choice for numbers in known for choice in numbers.get("choices", ()))
+    choices: list[Numbers] = []
+    for choice in (choice for numbers in known for choice in numbers.get("choices", ())):
+        if choice not in choices:  # two files may have the same
+            choices.append(choice)
+    return rates, tuple(choices)
 
 
 def completed(new: Numbers, known: Sequence[Numbers]) -> Numbers:
