@@ -122,8 +122,7 @@ def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
                 "its `exchanges`, and let it call `context.shards.deal` or `sum`"
             )
     if b.sharing is not None and geometry.exchanges:
-        is_copy = b.method._keeps_m and b.method.alpha_bar != 0
-        b = replace(b, shards=b.sharing.shards(b.params, is_copy and geometry.consumes))
+        b = replace(b, shards=b.sharing.shards(b.params))
     return geometry(m_bar, b.method._step_size(b.c), b)
 
 

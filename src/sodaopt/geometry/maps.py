@@ -51,7 +51,6 @@ class Geometry:
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
     elementwise is refused on sharded parameters.
-    consumes: the map does not read m_bar after `context.shards.deal`, whose results may replace it.
 
     >>> zoo.shampoo().geometry.homogeneous
     True
@@ -59,7 +58,6 @@ class Geometry:
 
     homogeneous: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
-    consumes: ClassVar[bool] = False
 
     @property
     def kernel(self) -> str | None:
@@ -181,8 +179,6 @@ class Ball(_NormMap):
     2.0
     """
 
-    consumes: ClassVar[bool] = True
-
     @property
     def kernel(self) -> str | None:
         return self.norm.ball_kernel
@@ -283,7 +279,6 @@ class MultiNorm(Geometry):
     iterations: int = 5
     view: View = matrix
     exchanges: ClassVar[bool] = True
-    consumes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         count("iterations", self.iterations, 1)

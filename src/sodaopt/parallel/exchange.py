@@ -53,22 +53,20 @@ class Sharing:
             return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
         return self.process_group
 
-    def shards(self, params: Sequence[Tensor], in_place: bool = False) -> Shards:
+    def shards(self, params: Sequence[Tensor]) -> Shards:
         """The shards of parameters with one key."""
-        return Shards(self, params, in_place)
+        return Shards(self, params)
 
 
 class Shards:
     """This rank's shards of parameters, and their exchange with other ranks.
 
-    in_place: results of `deal` may replace the tensors that it maps.
     shapes: the shapes of the whole parameters.
     """
 
-    def __init__(self, sharing: Sharing, params: Sequence[Any], in_place: bool) -> None:
+    def __init__(self, sharing: Sharing, params: Sequence[Any]) -> None:
         import torch.distributed as dist
 
-        self.in_place = in_place
         self.sharing, self.key, self.params = sharing, sharing.key(params[0]), params
         self.shapes = [p.shape for p in params]
         if is_sharded(params[0]):
@@ -98,11 +96,8 @@ class Shards:
         together = len(ds) // len(self.params)
         frames = [view(shape) for shape in shapes]
         dtype = ds[0].dtype if together > 1 else self.sharing.dtype or ds[0].dtype
-        in_place = self.in_place or dtype == torch.float16
         if dtype == torch.float16:
-            ds = self._over_rms(ds, frames)
-        if in_place:
-            out = ds  # a round's results replace its pieces
+            ds = out = self._over_rms(ds, frames)  # a round's results replace its pieces
         else:
             out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
         rounds = self.plan(shapes, frames, together).rounds
