@@ -35,7 +35,7 @@ METHODS |= {
     "rows": Method(Ball(RowNorm()), alpha=0.1),
     "columns": Method(Ball(ColNorm()), alpha=0.1),
     "sharp rows": Method(Sharp(RowNorm()), alpha=0.1),
-    "sharp spectral": Method(Sharp(Spectral()), alpha=0.1, alpha_bar=0.05),  # reads m_bar twice
+    "sharp spectral": Method(Sharp(Spectral()), alpha=0.1),
     "fused": Method(Ball(Spectral(view=split(3))), alpha=0.1),
     "fused, transposed": Method(Clip(Spectral(view=split(3, transposed))), alpha=0.1),
     "fused columns": Method(Ball(ColNorm(view=split(3))), alpha=0.1),
@@ -263,15 +263,14 @@ def small_gradients(parallelism: str) -> None:
 
 
 def temporary_memory(parallelism: str, limit: int, bucket: int, rounds: int) -> None:
-    """A bucket, which is m_bar and then the results, and its rounds under way. The number of
-    parameters does not matter.
+    """The results of a bucket, and its rounds under way. The number of parameters does not matter.
 
     limit, bucket, rounds: elements of a round, of a bucket on this rank, and of the rounds under
     way, over those of a matrix. A limit of 0 makes one matrix a round of its owner.
     """
-    method = Method(Ball(Spectral(polar=torch.neg)), alpha=0.1, alpha_bar=0.05)
+    method = Method(Ball(Spectral(polar=torch.neg)), alpha=0.1)
     group = dist.group.WORLD if parallelism == "ddp" else None
-    for number in (64, 128):
+    for number in (128, 256):
         drawn = placed(parallelism, draw(method, 0, [(32, 32)] * number, torch.float32))
         params = [nn.Parameter(t) for t in drawn]
         opt = SODA(params, LR, method, process_group=group)
@@ -280,10 +279,7 @@ def temporary_memory(parallelism: str, limit: int, bucket: int, rounds: int) -> 
         opt.step()  # makes the state
         with counted() as log, pytest.MonkeyPatch.context() as patch:
             patch.setattr(exchange, "ROUND_ELEMENTS", limit * 32 * 32)
-            for name in (
-                "all_to_all_single",
-                GATHER,
-            ):  # gloo's thread may keep a tensor for a while
+            for name in ("all_to_all_single", GATHER):  # gloo's thread may keep a tensor for a while
                 patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
             with Memory() as memory:
                 opt.step()
@@ -385,7 +381,7 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
         yield small_gradients, (parallelism,)
     for parallelism, *elements in (
         ("fsdp", 0, 2, 5), ("hsdp", 0, 4, 7), ("ddp", 0, 8, 7),
-        ("fsdp", 4, 16, 28), ("hsdp", 4, 16, 18), ("ddp", 4, 16, 7),
+        ("fsdp", 4, 32, 28), ("hsdp", 4, 32, 18), ("ddp", 4, 32, 7),
     ):  # fmt: skip
         yield temporary_memory, (parallelism, *elements)
     yield balanced_over_groups, ()

@@ -169,7 +169,7 @@ def count(pieces: list[Piece]) -> int:
 def buckets(R: int, params: Sequence[tuple[Shape, Placement]], limit: int) -> list[list[int]]:
     """Cut a bucket into smaller ones, and return the indices of their parameters.
 
-    A rank holds at most four rounds of a bucket. If matrices are larger than a round, a bucket has
+    A rank holds at most eight rounds of a bucket. If matrices are larger than a round, a bucket has
     two for each rank, so that no rank is idle and the second travels while the first is computed.
     Matrices of one shape are next to each other, because their owners compute them in batches.
 
@@ -184,7 +184,7 @@ def buckets(R: int, params: Sequence[tuple[Shape, Placement]], limit: int) -> li
         largest_shard = _size(placement.box(shape, [0] * len(placement.mesh)))
         if not found or largest_shard > room:
             found.append([])
-            room = max(4 * limit, 2 * R * matrices[j])
+            room = max(8 * limit, 2 * R * matrices[j])
         found[-1].append(j)
         room -= largest_shard
     return found
