@@ -262,26 +262,30 @@ def small_gradients(parallelism: str) -> None:
     assert found[0].norm(dim=(1, 2)).tolist() == pytest.approx([6**0.5] * 3 + [0], rel=4e-3)
 
 
-def temporary_memory(parallelism: str) -> None:
-    """The results, and the rounds under way. One matrix is a round of its owner."""
-    shapes = [(32, 32)] * 32
-    method = Method(Ball(Spectral(polar=torch.neg)))
-    params = [nn.Parameter(t) for t in placed(parallelism, draw(method, 0, shapes, torch.float32))]
+def temporary_memory(parallelism: str, limit: int, bucket: int, rounds: int) -> None:
+    """The results of a bucket, and its rounds under way. The number of parameters does not matter.
+
+    limit, bucket, rounds: elements of a round, of a bucket on this rank, and of the rounds under
+    way, over those of a matrix. A limit of 0 makes one matrix a round of its owner.
+    """
+    method = Method(Ball(Spectral(polar=torch.neg)), alpha=0.1)
     group = dist.group.WORLD if parallelism == "ddp" else None
-    opt = SODA(params, LR, method, process_group=group)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    held = sum(p.to_local().numel() if group is None else p.numel() for p in params)
-    with counted() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "ROUND_ELEMENTS", 1)
-        for name in ("all_to_all_single", GATHER):  # gloo's thread may keep a tensor for a while
-            patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
-        with Memory() as memory:
-            opt.step()
-    (plan,) = log.plans
-    rounds = plan.elements_under_way()
-    assert rounds == {"fsdp": 7, "hsdp": 9, "ddp": 7}[parallelism] * 32 * 32
-    assert (memory.peak - held * 4) / (rounds * 4) == pytest.approx(1, abs=0.01)
+    for number in (128, 256):
+        drawn = placed(parallelism, draw(method, 0, [(32, 32)] * number, torch.float32))
+        params = [nn.Parameter(t) for t in drawn]
+        opt = SODA(params, LR, method, process_group=group)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        opt.step()  # makes the state
+        with counted() as log, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exchange, "ROUND_ELEMENTS", limit * 32 * 32)
+            for name in ("all_to_all_single", GATHER):  # gloo's thread may keep a tensor for a while
+                patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
+            with Memory() as memory:
+                opt.step()
+        assert {plan.elements_under_way() for plan in log.plans} == {rounds * 32 * 32}
+        peak = memory.peak / (4 * 32 * 32)
+        assert peak == pytest.approx(bucket + rounds, rel=0.01), peak
 
 
 def shared_factors(parallelism: str) -> None:
@@ -339,7 +343,7 @@ def one_reduction(parallelism: str, name: str) -> None:
 def overlap(parallelism: str) -> None:
     """The next round travels before this one is computed, and results before later products."""
     with counted() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "ROUND_ELEMENTS", 1)
+        patch.setattr(exchange, "ROUND_ELEMENTS", 59)  # a round has one matrix, a bucket has all
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         ours = run(method, parallelism, 1, [(6, 5)] * 12)
     assert [e for e in log.events if e != "agree"] == ORDERS[parallelism]
@@ -375,8 +379,11 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
         yield same_bits, (parallelism,)
     for parallelism in ("tp", "fsdp x row tp"):
         yield small_gradients, (parallelism,)
-    for parallelism in ("fsdp", "hsdp", "ddp"):
-        yield temporary_memory, (parallelism,)
+    for parallelism, *elements in (
+        ("fsdp", 0, 2, 5), ("hsdp", 0, 4, 7), ("ddp", 0, 8, 7),
+        ("fsdp", 4, 32, 28), ("hsdp", 4, 32, 18), ("ddp", 4, 32, 7),
+    ):  # fmt: skip
+        yield temporary_memory, (parallelism, *elements)
     yield balanced_over_groups, ()
     yield few_matrices, ()
     yield silent, (None, "muon", SHAPES)

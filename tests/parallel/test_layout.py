@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sodaopt.geometry.views import Frame, conv, grouped, heads, matrix, split, transposed, whole
-from sodaopt.parallel.layout import Grid, Placement, boxes, plan
+from sodaopt.parallel.layout import Grid, Placement, boxes, buckets, plan
 from tools import scaling
 
 VIEWS = {
@@ -112,6 +112,21 @@ def test_rounds_are_bounded() -> None:
     placement, R, S = PLACEMENTS["fsdp"]
     for one in plans([VIEWS["matrix"]] * 16, placement, R, S, limit=80).values():
         assert [len(n.mine) for n in one.rounds] == [2, 2]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_buckets_are_bounded(name: str) -> None:
+    """A rank holds at most four rounds of a bucket, two matrices for each replica, or a parameter.
+    Every rank has a matrix to compute."""
+    placement, R, S = PLACEMENTS[name]
+    shapes = [(8, 6), (24, 12), (40, 12, 4), (8, 6)] * 40
+    found = buckets(R, [(shape, placement) for shape in shapes], 100)
+    assert sorted(j for part in found for j in part) == list(range(len(shapes)))
+    for part in found:
+        largest = [math.prod(map(len, boxes(shapes[j], placement)[0])) for j in part]
+        matrices = [math.prod(shapes[j][-2:]) for j in part]
+        assert sum(largest) <= max(4 * 100, 2 * R * max(matrices)) or len(part) == 1
+        assert part is found[-1] or sum(math.prod(shapes[j]) for j in part) >= R * S * matrices[0]
 
 
 @pytest.mark.slow

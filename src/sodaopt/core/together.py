@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     if failure is not None:
         raise failure
     opt._has_agreed = True
-    yield from buckets
+    for b in buckets:
+        yield from _cut(b)
     failure = opt._sharing.failure
     for ranks in shared:
         agree(ranks, None, list, failure, "compute", first)
@@ -53,6 +55,17 @@ def _made(make: Callable[[], list[Bucket]]) -> tuple[list[Bucket], Exception | N
         return make(), None
     except Exception as e:
         return [], e
+
+
+def _cut(b: Bucket) -> Iterator[Bucket]:
+    """Cut a bucket that ranks share, because its step takes memory for copies of its tensors."""
+    if b.sharing is None:
+        yield b
+        return
+    for part in b.sharing.shards(b.params).buckets():
+        names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
+        lists: dict[str, Any] = {name: [getattr(b, name)[j] for j in part] for name in names}
+        yield replace(b, **lists)
 
 
 def _shared(opt: SODA) -> dict[Any, list[int]]:

@@ -28,7 +28,7 @@ from sodaopt.geometry.maps import Ball, Geometry
 from sodaopt.geometry.norms import Spectral
 from sodaopt.geometry.polar import Newton
 from sodaopt.parallel.exchange import ROUND_ELEMENTS
-from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, plan
+from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, buckets, plan
 
 METHODS = ("adamw", "soda(adamw)", "muon", "soda(muon)", "soda_dagger")
 KINDS = ("ddp", "fsdp", "hsdp")
@@ -89,7 +89,7 @@ class Counts:
     """The memory, traffic and products of one rank in a step, in bytes and FLOP.
 
     flops, busiest: the products of this rank, and of the rank that has most.
-    temporary: results, and the rounds under way.
+    temporary: the results of a bucket, and its rounds under way.
     """
 
     weights: int = 0
@@ -124,18 +124,21 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
             found.weights += own * FP32
             found.state += own * sum(t.itemsize for t in sums)
             found.passes += own * FP32 * (3 + 2 * len(sums))  # read g, read and write p and state
-        if has_polar_factors(geometry):
-            made = _plan(grid, tuple(shapes), placement, geometry, loads)
+        if not has_polar_factors(geometry):
+            continue
+        for part in buckets(grid.R, [(s, placement) for s in shapes], ROUND_ELEMENTS):
+            bucket = [shapes[j] for j in part]
+            made = _plan(grid, bucket, placement, geometry, loads)
             each = _flops_per_unit(geometry)
             work = [w + each * (b - a) for w, a, b in zip(work, loads, made.loads, strict=True)]
             loads = made.loads
-            _add(found, made, shapes, placement)
+            _add(found, made, bucket, placement)
     found.flops, found.busiest = work[grid.r * grid.S + grid.s], max(work)
     return found
 
 
 def _plan(
-    grid: Grid, shapes: tuple[tuple[int, ...], ...], placement: Placement, geometry: Geometry,
+    grid: Grid, shapes: Sequence[tuple[int, ...]], placement: Placement, geometry: Geometry,
     loads: tuple[int, ...],
 ) -> Plan:  # fmt: skip
     assert isinstance(geometry, Ball)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sodaopt._errors import times
-from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, plan
+from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, buckets, plan
 from sodaopt.parallel.rounds import Compute, Stages
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 ROUND_ELEMENTS = 1 << 24
-"""Elements that an owner receives in a round, unless one matrix has more."""
+"""Elements of a rank's shards in a round, unless one matrix for each replica has more."""
 
 WHOLE = Placement((), (), ())
 """No mesh cuts a plain parameter."""
@@ -103,6 +103,11 @@ class Shards:
         rounds = self.plan(shapes, frames, together).rounds
         Stages(self, compute, ds, out, frames, dtype).run(rounds)
         return out
+
+    def buckets(self) -> list[list[int]]:
+        """The indices of the parameters of smaller buckets, whose steps take less memory."""
+        params = [(tuple(s), cut) for s, cut in zip(self.shapes, self.cuts, strict=True)]
+        return buckets(self.grid.R, params, ROUND_ELEMENTS)
 
     def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:
         """Deal the matrices to ranks, and add their work to the ranks' loads."""

@@ -11,7 +11,8 @@ Every matrix has one owner, which computes it once for all ranks. The heaviest m
 rank with the least work so far, then the next one. So a rank has at most the mean work
 plus one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
 matrix is owned by a rank that has it, and does not travel to its owner. The other matrices travel
-in rounds: in a round, each owner gets matrices of at most `limit` elements, but at least one.
+in rounds. In a round, a rank's shards have about `limit` elements, and an owner has at least one
+matrix.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -165,7 +166,31 @@ def count(pieces: list[Piece]) -> int:
     return sum(piece.size for piece in pieces)
 
 
-@lru_cache(maxsize=64)
+def buckets(R: int, params: Sequence[tuple[Shape, Placement]], limit: int) -> list[list[int]]:
+    """Cut a bucket into smaller ones, and return the indices of their parameters.
+
+    A rank holds at most eight rounds of a bucket. If matrices are larger than a round, a bucket has
+    two for each rank, so that no rank is idle and the second travels while the first is computed.
+    Matrices of one shape are next to each other, because their owners compute them in batches.
+
+    params: the shape and the placement of each parameter.
+    limit: the elements of a round, as in `plan`.
+    """
+    matrices = [math.prod(shape[-2:]) for shape, _ in params]
+    found: list[list[int]] = []
+    room = 0
+    for j in sorted(range(len(params)), key=lambda j: (-matrices[j], params[j][0])):
+        shape, placement = params[j]
+        largest_shard = _size(placement.box(shape, [0] * len(placement.mesh)))
+        if not found or largest_shard > room:
+            found.append([])
+            room = max(8 * limit, 2 * R * matrices[j])
+        found[-1].append(j)
+        room -= largest_shard
+    return found
+
+
+@lru_cache(maxsize=1024)
 def plan(
     grid: Grid,
     params: tuple[tuple[Shape, Placement, Any], ...],
@@ -177,6 +202,7 @@ def plan(
 
     params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
     loads: the work that each rank r * S + s has already.
+    limit: the elements of a rank's shards in a round. Each of R replicas computes its part of them.
     together: the number of consecutive matrices that go to one owner, in one round.
     """
     held = [boxes(shape, placement) for shape, placement, _ in params]
@@ -194,7 +220,7 @@ def plan(
         travels, size = holder is None, sum(_size(m.box) for m in job)
         owner = balance.add(sum(m.flops for m in job), holder)
         number, elements = filled.get((travels, owner), (0, 0))
-        if elements and elements + size > limit:
+        if elements and elements + size > limit // grid.R:
             number, elements = number + 1, 0
         filled[travels, owner] = number, elements + size
         rounds.setdefault((travels, number), []).extend((owner, m) for m in job)
