@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sodaopt import schedules
-from sodaopt._errors import number
+from sodaopt._errors import count, number
 from sodaopt.core.method import Method
 from sodaopt.geometry.maps import Geometry
 from sodaopt.schedules import times, uniform
@@ -103,9 +103,7 @@ def amuse(
 
     >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
-    if warmup < 2:
-        raise ValueError(f"warmup counts steps and must be at least 2, got {warmup}")
-    lam_bar = schedules.falling(1 - number("beta", beta, 1), warmup - 1, rho)
+    lam_bar = schedules.falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
     return replace(schedule_free(base or muon(), beta, r, weight_lr_power), lam_bar=lam_bar)
 
 
