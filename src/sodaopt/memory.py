@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from sodaopt import anchors
 from sodaopt._errors import times
 from sodaopt.core.optimizer import SODA
-from sodaopt.layers.table import aligned, size
+from sodaopt.layers.table import aligned
 from sodaopt.parallel import sharded
 
 SHOWN = 12
@@ -152,3 +152,11 @@ def _state(p: Tensor, state: dict[str, Any], by_number: bool) -> dict[str, Any]:
     if by_number and anchors.constant_of(p) is not None:
         return {k: t.new_empty(()) if k in Z0 else t for k, t in state.items()}
     return state
+
+
+def size(n: float) -> str:
+    """Write a number of bytes with its unit: 1500 -> '1.5 kB', 0 -> ''."""
+    if n < 1000:
+        return f"{n:.0f} B" if n else ""
+    power = 1 + (n >= 999.5e3) + (n >= 999.5e6) + (n >= 999.5e9)
+    return f"{n / 1000**power:.3g} {('', 'kB', 'MB', 'GB', 'TB')[power]}"

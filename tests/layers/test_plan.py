@@ -34,7 +34,6 @@ def test_the_first_match_wins() -> None:
     assert rows["h.0.attn.c_attn.bias"].lr_factor == 0.25
     assert rows["h.1.attn.c_attn.weight"].geometry == CONV1D
     assert rows["wpe.weight"].role == "frozen"
-    assert rows["wpe.weight"].state_bytes == 0
     assert rows["wpe.weight"].parameter.requires_grad  # the model is unchanged
     assert "transformer.wpe.weight" not in [n for g in p.groups() for n, _ in g["params"]]
 
@@ -175,7 +174,7 @@ def test_table() -> None:
     lines = str(p).splitlines()
     assert lines[0] == "muon for GPT"
     assert lines[-1] == "embed.weight is also head.weight"
-    assert lines[-2] == "13 parameters, 6,912 numbers, 30.8 kB of state"
+    assert lines[-2] == "13 parameters, 6,912 numbers"
     assert re.search(
         r"^blocks\.0-1\.up\.weight +x2 +64x16 +hidden +muon +Spectral\(rms\)", lines[8]
     )

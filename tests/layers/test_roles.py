@@ -51,7 +51,6 @@ def test_gpt2_by_hand() -> None:
         assert row.lr_factor == 1
         assert row.method is not None
         assert row.method.name == "soda_dagger"
-        assert row.state_bytes == 2 * 4 * math.prod(row.shape) + 8  # m, z0 and the step
     assert p.rows[0].aliases == ("lm_head.weight",)
     assert sum(math.prod(row.shape) for row in p.rows) == 124_439_808
 

@@ -35,8 +35,8 @@ from sodaopt.schedules import (
     times,
     triangular,
     uniform,
-    weights,
 )
+from sodaopt.theory.weights import weights
 
 LR = (0.1, 0.4, 0.2)
 

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sodaopt import schedules, zoo
+from sodaopt import zoo
 from sodaopt.geometry import Sharp, Sign, unit
 from sodaopt.theory import checks, lemmas, rates, runs
 from sodaopt.theory.bounds import equal_weights, linear_weights
 from sodaopt.theory.mutants import MUTANTS, examine
 from sodaopt.theory.regularisers import regulariser
 from sodaopt.theory.spaces import Space
+from sodaopt.theory.weights import moda
 
 from .helpers import SEEDS, SHAPE, STRONGLY_CONVEX, metric, normal
 
@@ -45,7 +46,7 @@ def histories(draw, geometries=None):
     def a(k):
         return some[k % len(some)]
 
-    method = zoo.moda(geometry, schedules.weights(a))
+    method = moda(geometry, a)
     method = lemmas.with_lam_bar(method, draw(st.sampled_from(lemmas.LAM_BARS)))
     z0 = draw(st.sampled_from([0.0, 1.0])) * normal(seed + 1, *SHAPE)
     Q = draw(st.sampled_from([0.0, 1.0])) * metric(seed + 2)

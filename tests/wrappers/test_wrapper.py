@@ -41,6 +41,7 @@ from sodaopt import (
     schedules,
     zoo,
 )
+from sodaopt.theory.weights import weights as weights_of
 from sodaopt.wrappers.known_bases import NON_READERS
 from sodaopt.wrappers.low_precision import fp32_copies
 from tests.support.tables import ROWS, anchored, backward, network
@@ -283,7 +284,7 @@ SCHEDULES: dict[str, Any] = {
     "fade": schedules.fade(schedules.uniform, 2, 8),
     "faded constant": schedules.fade(0.1, 0, 10),
     "coupled to lr": schedules.coupled(schedules.uniform),
-    "with a memory": schedules.weights(float).next,
+    "with a memory": weights_of(float).next,
     "a function": lambda k, lr: lr / (k + 1),
 }
 
@@ -1200,7 +1201,7 @@ def test_decay_out_of_range(decay: Any) -> None:
 
 def test_a_memory_waits_for_its_start() -> None:
     weights = network()
-    decay = schedules.weights(lambda k: k + 1).next
+    decay = weights_of(lambda k: k + 1).next
     opt = SODAWrapper(SGD(weights, 0.1), decay=decay, start=3, at_start="restart")
     feed(opt, weights, range(3))
     assert opt.param_groups[0]["soda_A"] == 0

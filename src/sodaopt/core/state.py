@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -163,8 +164,8 @@ class StatefulOptimizer(Watched):
         if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
             for p, loaded in state["state"].items():
-                if isinstance(p, Tensor):
-                    state["state"][p] = self._release(p, loaded)
+                own = isinstance(p, Tensor)  # other keys are the user's
+                state["state"][p] = self._release(p, loaded.state) if own else loaded.state
         self._kept = None
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
@@ -206,11 +207,10 @@ class StatefulOptimizer(Watched):
                 f"{times(p.shape)}: {why}"
             )
         for name, mine in ours.items():
-            shape = loaded[name].tensor.shape if isinstance(loaded[name], _Shielded) else ()
             if name != "z0":
-                check_shape(name, shape, mine.shape)
+                check_shape(name, getattr(loaded[name], "shape", ()), mine.shape)
         return {
-            name: self.anchor.restore(v.tensor, p) if name == "z0" else _cast(v, ours.get(name), p)
+            name: self.anchor.restore(v, p) if name == "z0" else _cast(v, ours.get(name), p)
             for name, v in loaded.items()
         }
 
@@ -249,28 +249,21 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         sharded.exchange(p, s["x"])
 
 
+@dataclass
 class _Shielded:
-    """A tensor that torch's load_state_dict does not see, and so does not cast."""
+    """A parameter's state that torch's load_state_dict does not see, and so does not cast."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    state: Any
 
 
 def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    def hold(v: Any) -> Any:
-        return _Shielded(v) if isinstance(v, Tensor) else v
-
-    state = {
-        k: {n: hold(v) for n, v in s.items()} if isinstance(s, dict) else s
-        for k, s in state_dict["state"].items()
-    }
-    return state_dict | {"state": state}
+    return state_dict | {"state": {k: _Shielded(s) for k, s in state_dict["state"].items()}}
 
 
 def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
     """Copy a loaded value into the dtype and device of this optimizer's own."""
-    if not isinstance(v, _Shielded):
+    if not isinstance(v, Tensor):
         return v
     if ours is None:
-        return v.tensor.detach().to(p.device, copy=True)
-    return v.tensor.detach().to(ours.device, ours.dtype, copy=True)
+        return v.detach().to(p.device, copy=True)
+    return v.detach().to(ours.device, ours.dtype, copy=True)

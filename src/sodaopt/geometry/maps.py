@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -115,11 +114,6 @@ def _check_view(owner: Norm | MultiNorm, shape: Shape) -> None:
         raise ValueError(f"{type(owner).__name__} {e}") from None
 
 
-@lru_cache(maxsize=1024)
-def _width(norm: Norm, shape: torch.Size) -> float:
-    return norm.width(shape)
-
-
 @dataclass(frozen=True)
 class _NormMap(Geometry):
     """The map of a norm. The width factor enters u to the power `degree`."""
@@ -149,7 +143,7 @@ class _NormMap(Geometry):
     def widths(self, context: Context) -> list[Number]:
         """rho times the norm's width factor, for each parameter."""
         rho = schedules.value(self.radius, context.k, context.lr)
-        widths = {shape: rho * _width(self.norm, shape) for shape in set(context.shapes)}
+        widths = {shape: rho * self.norm.width(shape) for shape in set(context.shapes)}
         return [widths[shape] for shape in context.shapes]
 
     def directions(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:

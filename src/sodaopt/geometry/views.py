@@ -231,10 +231,8 @@ class grouped:
     of: View = conv
 
     def __call__(self, shape: Shape) -> Frame:
-        f = self.of(shape)
-        if f.flipped:  # (d_in, d_out / n, k...): the groups cut the inputs
-            return f._replace(n=self.n, i=f.i // self.n)
-        return f._replace(n=self.n, o=f.o // self.n)
+        one = self.of((shape[0] // self.n, *shape[1:]))  # a transposed kernel cuts the inputs
+        return one._replace(n=self.n)
 
     def __repr__(self) -> str:
         return f"grouped({self.n})" if self.of is conv else f"grouped({self.n}, {label(self.of)})"

@@ -12,8 +12,7 @@ import torch
 
 from sodaopt.layers.plan import plan
 from sodaopt.layers.recipes import soda
-from sodaopt.layers.table import size
-from sodaopt.memory import memory
+from sodaopt.memory import memory, size
 
 from . import records
 from .data import Dataset, open_data

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sodaopt.core.method import Method
-from sodaopt.core.optimizer import SODA
+from sodaopt.core.validation import check_parameter
 from sodaopt.layers.locations import Location, locate, unwrapped
 from sodaopt.layers.overrides import FROZEN, Override, match, unclear
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
@@ -38,7 +36,6 @@ class PlannedParameter:
     role: the role that the plan found, or that an override gave.
     parameter: the parameter itself.
     method, lr_factor: the rule of the role.
-    state_bytes: the size of the optimizer's state.
     """
 
     name: str
@@ -47,7 +44,6 @@ class PlannedParameter:
     aliases: tuple[str, ...] = ()
     method: Method | None = field(default=None, repr=False)
     lr_factor: float | None = None
-    state_bytes: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,11 +75,6 @@ class Plan:
     title: str
     rows: tuple[PlannedParameter, ...]
     notes: tuple[str, ...] = ()
-
-    @cached_property
-    def state_bytes(self) -> int:
-        """The size of the optimizer's state, over all ranks."""
-        return sum(row.state_bytes for row in self.rows)
 
     def groups(self) -> list[dict[str, Any]]:
         """Return groups for SODA: one for each method and lr factor, in order of appearance."""
@@ -120,12 +111,12 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
 
     >>> print(plan(nn.Linear(8, 4), "muon"))
     muon for Linear
-    parameter    shape  role  method  geometry  radius  lr factor  state
-    --------------------------------------------------------------------
-    weight       4x8    head  adam    Diagonal                 10  264 B
-    bias         4      bias  adam    Diagonal                 10   40 B
-    --------------------------------------------------------------------
-    2 parameters, 36 numbers, 304 B of state
+    parameter    shape  role  method  geometry  radius  lr factor
+    -------------------------------------------------------------
+    weight       4x8    head  adam    Diagonal                 10
+    bias         4      bias  adam    Diagonal                 10
+    -------------------------------------------------------------
+    2 parameters, 36 numbers
     inferred heads: weight
     """
     by_role, model = rules(recipe), unwrapped(model)
@@ -203,12 +194,5 @@ def _planned(
         method = replace(method, geometry=method.geometry.with_view(view))
     if override.lr_factor is not None:
         factor = override.lr_factor
-    size = _state_bytes(name, p, method)
-    return PlannedParameter(name, role, p, tuple(aliases), method, factor, size)
-
-
-def _state_bytes(name: str, p: Tensor, method: Method) -> int:
-    """Measure the state on the meta device, which also checks that the method fits the shape."""
-    like = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"))
-    state = SODA([(name, like)], 1e-6, method).state[like]
-    return sum(t.numel() * t.element_size() for t in state.values())
+    check_parameter(name, p, method, set())
+    return PlannedParameter(name, role, p, tuple(aliases), method, factor)

@@ -68,12 +68,9 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     if not isinstance(recipe, Mapping):
         raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
     own = {role: _as_rule(role, value) for role, value in recipe.items()}
-    found = {}
-    for role in ROLES:
-        order = (role, PARENT.get(role, role), "rest")
-        if rule := next((own[name] for name in order if name in own), None):
-            found[role] = rule
-    return found
+    rest = own.get("rest")
+    found = {role: own.get(role) or own.get(PARENT.get(role, role), rest) for role in ROLES}
+    return {role: rule for role, rule in found.items() if rule}
 
 
 def _as_rule(role: str, value: Any) -> Rule:

@@ -58,25 +58,30 @@ def is_projection(shape: torch.Size) -> bool:
 
 
 def stack(at: Location) -> View | None:
-    """Return how a 3-D stack of matrices is stored, or None if neither module nor sizes tell.
-
-    The experts of a block are stored alike, and the first of them reads what the router reads.
-    """
+    """Return how a 3-D stack of matrices is stored, or None if neither module nor sizes tell."""
     if len(at.shape) != 3:
         return None
     flipped = getattr(at.module, "is_transposed", None)  # transformers declares it
     if not isinstance(flipped, bool):
-        n, o, i = at.shape
-        if o == i:
-            return matrix  # the polar factor of a transposed matrix is the transposed factor
-        block = at.modules[-2:][0].named_parameters()
-        shapes = [p.shape for name, p in block if not name.endswith("bias") and p.shape[:1] == (n,)]
-        first = next(shape for shape in shapes if len(shape) == 3)
-        read = {shape[1] for shape in shapes if len(shape) == 2}
-        if (first[1] in read) == (first[2] in read):
-            return None
-        flipped = first[1] in read
+        return _stack_by_sizes(at)
     return transposed if flipped else matrix
+
+
+def _stack_by_sizes(at: Location) -> View | None:
+    """Find the side of a 3-D stack that reads what the router reads.
+
+    The experts of a block are stored alike, so the first of its stacks tells.
+    """
+    n, o, i = at.shape
+    if o == i:
+        return matrix  # the polar factor of a transposed matrix is the transposed factor
+    block = at.modules[-2:][0].named_parameters()
+    shapes = [p.shape for name, p in block if not name.endswith("bias") and p.shape[:1] == (n,)]
+    first = next(shape for shape in shapes if len(shape) == 3)
+    read = {shape[1] for shape in shapes if len(shape) == 2}
+    if (first[1] in read) == (first[2] in read):
+        return None
+    return transposed if first[1] in read else matrix
 
 
 def expert_count(m: nn.Module) -> int:

@@ -10,8 +10,8 @@ from sodaopt._errors import times
 from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
 from sodaopt.geometry.views import elements, label, matrix, whole
 
-COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor", "state")
-RIGHT = (1, 6, 7, 8)  # the columns of numbers, aligned right
+COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor")
+RIGHT = (1, 6, 7)  # the columns of numbers, aligned right
 
 
 def geometry_label(g: Geometry) -> str:
@@ -61,7 +61,6 @@ def _line(rows: Sequence[Any]) -> tuple[str, ...]:
         row.geometry,
         _number(row.radius),
         _number(row.lr_factor),
-        size(sum(r.state_bytes for r in rows)),
     )
 
 
@@ -92,17 +91,8 @@ def _span(parts: list[str]) -> str:
 def _total(rows: Sequence[Any]) -> str:
     frozen = sum(math.prod(r.shape) for r in rows if r.method is None)
     text = f"{len(rows)} parameters, {sum(math.prod(r.shape) for r in rows):,} numbers"
-    text += f" ({frozen:,} of them frozen)" if frozen else ""
-    return f"{text}, {size(sum(r.state_bytes for r in rows))} of state"
+    return text + (f" ({frozen:,} of them frozen)" if frozen else "")
 
 
 def _number(x: Any) -> str:
     return "" if x is None else "schedule" if callable(x) else f"{x:g}"
-
-
-def size(n: float) -> str:
-    """Write a number of bytes with its unit: 1500 -> '1.5 kB', 0 -> ''."""
-    if n < 1000:
-        return f"{n:.0f} B" if n else ""
-    power = 1 + (n >= 999.5e3) + (n >= 999.5e6) + (n >= 999.5e9)
-    return f"{n / 1000**power:.3g} {('', 'kB', 'MB', 'GB', 'TB')[power]}"

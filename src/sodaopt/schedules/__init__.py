@@ -20,13 +20,12 @@ from sodaopt.schedules.coefficients import (
     uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
-    Weights, coupled, lr_weighted, nadam_alpha_bar, nadam_gamma, weights,
+    coupled, lr_weighted, nadam_alpha_bar, nadam_gamma,
 )  # fmt: skip
 
 __all__ = [
-    "NO_PAST", "Coef", "Number", "Past", "Schedule", "Weights", "accelerated", "advance", "after",
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
     "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "linear",
     "log_time", "lr", "lr_weighted", "mass", "mean",
     "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value",
-    "weights",
 ]  # fmt: skip

@@ -6,9 +6,8 @@ optimizer keeps them in its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from sodaopt.schedules.coefficients import (
     NO_PAST,
@@ -20,69 +19,6 @@ from sodaopt.schedules.coefficients import (
     times,
     uniform,
 )
-
-
-@dataclass(frozen=True)
-class _Weighted(Schedule):
-    """Weights a_k > 0 with their running sum A_k = a_0 + ... + a_k."""
-
-    a: Callable[[Number], Number]
-
-    def start(self) -> dict[str, float]:
-        return {"A": 0.0}
-
-    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
-        return {"A": past["A"] + self.a(k)}
-
-
-class _Now(_Weighted):
-    """a_k / A_k."""
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return self.a(k) / past["A"]
-
-
-class _Next(_Weighted):
-    """a_{k+1} / A_{k+1}."""
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return self.a(k + 1) / (past["A"] + self.a(k + 1))
-
-
-class _Total(_Weighted):
-    """lr A_{k+1}, which is lr A_k / (1 - a_{k+1}/A_{k+1})."""
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return lr * (past["A"] + self.a(k + 1))
-
-
-class Weights(NamedTuple):
-    """The paper's coefficients for weights a_k > 0 with the sums A_k = a_0 + ... + a_k.
-
-    now: a_k/A_k, for alpha.
-    next: a_{k+1}/A_{k+1}, for alpha_bar and lam.
-    total: lr A_{k+1}, for gamma.
-
-    >>> gamma = schedules.times(schedules.lr, schedules.grow)
-    >>> even = schedules.Weights(schedules.mean, schedules.uniform, gamma)
-    >>> zoo.moda(weights=even) == zoo.moda()
-    True
-    """
-
-    now: Coef
-    next: Coef
-    total: Coef
-
-
-def weights(a: Callable[[Number], Number]) -> Weights:
-    """Return a_k/A_k, a_{k+1}/A_{k+1} and lr A_{k+1} with A_k = a_0 + ... + a_k, for any weights.
-
-    a: the weights, a function k -> a_k > 0.
-
-    >>> a = schedules.weights(lambda k: k + 1)
-    >>> method = zoo.moda(weights=a)
-    """
-    return Weights(_Now(a), _Next(a), _Total(a))
 
 
 @dataclass(frozen=True)

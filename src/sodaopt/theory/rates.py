@@ -23,6 +23,7 @@ from . import bounds
 from .bounds import Constants, equal_weights, linear_weights
 from .regularisers import regulariser
 from .runs import Weights
+from .weights import moda
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def method_of(a: Weights, geometry: Geometry = zoo.GD) -> Method:
         return zoo.moda(geometry)
     if a is linear_weights:
         return zoo.accelerated(geometry)
-    return zoo.moda(geometry, schedules.weights(a))
+    return moda(geometry, a)
 
 
 def bounded(

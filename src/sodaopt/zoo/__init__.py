@@ -14,7 +14,6 @@ map: the map that makes a geometry of a norm, `Ball` or `Sharp`.
 scale: s, the factor for the shape of a matrix.
 polar: the backend of U V^T, see `sodaopt.geometry.polar`.
 iterations: how often rows and columns are normalised, at least 1.
-weights: a_k and their sums A_k, as `schedules.weights(a)`.
 base: the method that is averaged, without decay or averaging of its own.
 method: a method without decay or averaging of its own.
 decay: strength of the pull in place of 1/(k+2), in [0, 1]: a number or a function of (k, lr).

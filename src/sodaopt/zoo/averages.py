@@ -5,17 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sodaopt import schedules
-from sodaopt._errors import number
+from sodaopt._errors import count, number
 from sodaopt.core.method import Method
 from sodaopt.geometry.maps import Geometry
-from sodaopt.schedules import Weights, times, uniform
+from sodaopt.schedules import times, uniform
 from sodaopt.zoo.forms import check_plain, row
 from sodaopt.zoo.rows import GD, muon, sgd
-
-EVEN = Weights(schedules.mean, uniform, times(schedules.lr, schedules.grow))
-"""a_k = 1, A_k = k+1."""
-RISING = Weights(schedules.linear, schedules.accelerated, times(schedules.lr, schedules.triangular))
-"""a_k = k+1, A_k = (k+1)(k+2)/2."""
 
 
 @row
@@ -38,25 +33,25 @@ def double_averaging(geometry: Geometry = GD) -> Method:
 
 
 @row
-def oda(geometry: Geometry = GD, weights: Weights = EVEN) -> Method:
+def oda(geometry: Geometry = GD) -> Method:
     """moda with gradients at z: optimistic dual averaging. (Rakhlin, Sridharan 2013)
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.oda())
     """
-    return replace(moda(geometry, weights), lam_bar=1.0)
+    return replace(moda(geometry), lam_bar=1.0)
 
 
 @row
-def moda(geometry: Geometry = GD, weights: Weights = EVEN) -> Method:
+def moda(geometry: Geometry = GD) -> Method:
     """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
 
-    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. By default a_k = 1:
+    m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. Here a_k = 1, A_k = k+1:
     alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
     """
-    w = weights
-    return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init")
+    gamma = times(schedules.lr, schedules.grow)
+    return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
 
 
 @row
@@ -67,7 +62,8 @@ def accelerated(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
     """
-    return moda(geometry, RISING)
+    lam, gamma = schedules.accelerated, times(schedules.lr, schedules.triangular)
+    return Method(geometry, schedules.linear, lam, lam, 0.0, gamma, "init")
 
 
 @row
@@ -107,9 +103,7 @@ def amuse(
 
     >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
-    if warmup < 2:
-        raise ValueError(f"warmup counts steps and must be at least 2, got {warmup}")
-    lam_bar = schedules.falling(1 - number("beta", beta, 1), warmup - 1, rho)
+    lam_bar = schedules.falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
     return replace(schedule_free(base or muon(), beta, r, weight_lr_power), lam_bar=lam_bar)
 
 

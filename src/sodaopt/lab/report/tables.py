@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from sodaopt.layers.table import size
+from sodaopt.memory import size
 
 from ..comparison import Comparison
 from ..labels import differing, distinguishing, pretty, value

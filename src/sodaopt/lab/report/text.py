@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sodaopt.layers.table import size
+from sodaopt.memory import size
 
 from ..comparison import Comparison
 from ..stats import Difference
