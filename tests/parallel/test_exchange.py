@@ -279,7 +279,8 @@ def temporary_memory(parallelism: str, limit: int, bucket: int, rounds: int) -> 
         opt.step()  # makes the state
         with counted() as log, pytest.MonkeyPatch.context() as patch:
             patch.setattr(exchange, "ROUND_ELEMENTS", limit * 32 * 32)
-            for name in ("all_to_all_single", GATHER):  # gloo's thread may keep a tensor for a while
+            # gloo's thread may keep a tensor for a while
+            for name in ("all_to_all_single", GATHER):
                 patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
             with Memory() as memory:
                 opt.step()
