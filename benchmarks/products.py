@@ -39,7 +39,7 @@ HOPPER = 1024
 
 def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
     each = 2 * short * short * (2 * aspect + 1)
-    n = max(5, WORKSPACE // each)
+    n = max(5, 4 * WORKSPACE // each)  # as many as a part of fp32 parameters has
     G = torch.randn(n, short, aspect * short, device="cuda")
     G /= torch.linalg.vector_norm(G, dim=(-2, -1), keepdim=True)
     X, exact = G.half(), polar.KELLER.products(G[:1].double())

@@ -43,7 +43,7 @@ LATER = {
         "backends/products.py",
         "backends/triton/spectral.py",
         "backends/triton/symmetric.py",
-        "core/fused.py: polar _matrices _passes _parts",
+        "core/fused.py: polar _matrices _passes _bytes _limit _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, GradScaler on the device": (

@@ -86,10 +86,10 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     indices: the index of each parameter in its optimizer.
     """
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
+    is_compiled = torch.compiler.is_compiling()  # then the plain operations are one pass too
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard = sharded.local(p)
-        # compiled, the plain operations are one pass too
-        has_kernel = not torch.compiler.is_compiling() and backends.run_on(shard, x)
+        has_kernel = not is_compiled and backends.run_on(shard) and x.is_contiguous()
         start = first_element(p) if has_kernel else None
         if start is not None:
             launch = launches.setdefault((shard.device, shard.dtype), [])
@@ -109,5 +109,7 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
 
 def first_element(p: Any) -> int | None:
     """The index of this rank's first element in p, or None if its elements are not contiguous."""
+    if type(p) in backends.PLAIN:
+        return 0
     numbers = sharded.numbers(p, 0, 0)
     return numbers.start if isinstance(numbers, range) else None

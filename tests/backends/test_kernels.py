@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sodaopt import backends
+from sodaopt.core import fused
 from tests.support.interpreted import chosen, label
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +98,25 @@ def test_a_launch_compiles_once_for_each_alignment() -> None:
         for is_aligned in (False, True, True)
     ]
     assert stream.call_args_list == [mock.call(3)] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "depth", "most"), [(768, 12, 0.25), (2048, 16, 0.15)])
+def test_temporary_memory_is_a_share_of_the_parameters(
+    width: int, depth: int, most: float, dtype: torch.dtype
+) -> None:
+    """Of a GPT with 124 or 908 million parameters, and in few parts."""
+    counts = {(width, width): 4 * depth, (width, 4 * width): 2 * depth}
+    shapes = [shape for shape, n in counts.items() for _ in range(n)]
+    params = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+    limit, parts = fused._limit(params), 0
+    weights = sum(p.nbytes for p in params) + 50304 * width * dtype.itemsize
+    for (short, long), n in counts.items():
+        each = fused._bytes(short, long, torch.float16)
+        its = fused._parts(n, each, limit)
+        assert max(map(len, its)) * each <= most * weights
+        parts += len(its)
+    assert parts == {(768, 4): 5, (768, 2): 8, (2048, 4): 9, (2048, 2): 18}[width, dtype.itemsize]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")

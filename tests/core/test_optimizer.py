@@ -536,6 +536,31 @@ def test_compiled_steps_count() -> None:
     assert two.state[b[0]]["step"] == 4
 
 
+@pytest.mark.parametrize("method", ["soda(adam)", "soda_dagger", "schedule_free"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_is_one_operator_of_a_compiled_graph(method: str, dtype: torch.dtype) -> None:
+    """It follows k, the rate and missing gradients. A copy of the optimizer has its own step."""
+    torch._dynamo.reset()
+    a, b = ([Parameter(w.detach().to(dtype)) for w in network()] for _ in range(2))
+    one, two = SODA(a, 0.03, method), copy.deepcopy(SODA(b, 0.03, method))
+    b = two.param_groups[0]["params"]
+
+    def step(opt: SODA, grads: list[Tensor | None]) -> Tensor:
+        for p, g in zip(opt.param_groups[0]["params"], grads, strict=True):
+            p.grad = None if g is None else 2 * g
+        opt.step()
+        return 2 * opt.param_groups[0]["params"][0]
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for k in range(6):
+        one.param_groups[0]["lr"] = two.param_groups[0]["lr"] = lr_at(k + 1)
+        grads = [None if (j, k) == (1, 3) else torch.randn_like(p) for j, p in enumerate(a)]
+        assert_bitwise([step(one, grads)], [compiled(two, grads)])
+        assert_bitwise(a, b)
+    for p, q in zip(a, b, strict=True):
+        assert_bitwise(list(one.state[p].values()), list(two.state[q].values()))
+
+
 # -- 16-bit parameters ----------------------------------------------------------------------------
 
 

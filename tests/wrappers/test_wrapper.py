@@ -881,8 +881,10 @@ def test_a_row_with_an_anchor_in_16_bits(wrap: Any, anchor: str, tmp_path: Path)
         torch.testing.assert_close(w.float(), v, rtol=2**-6, atol=2**-6)
 
 
-@pytest.mark.parametrize("sizes", [[8, 4], [1, 8, 7, 12], [3]], ids=str)
-def test_fp32_copies(sizes: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [[8, 4], [1, 8, 7, 12], [3], [8, 4, 8, 8, 4]], ids=str)
+def test_fp32_copies(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if copies of one shape take several blocks."""
+    monkeypatch.setattr("sodaopt.wrappers.low_precision.BLOCK", 16)
     parts = [torch.randn(n).bfloat16() for n in sizes]
     parts.append(torch.randn(2, 3, 4, 4).half().to(memory_format=torch.channels_last))
     for part, wide in zip(parts, fp32_copies(parts), strict=True):

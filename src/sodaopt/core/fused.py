@@ -26,10 +26,10 @@ from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Number
 
-WORKSPACE = 112 << 20
-SHARE = 1 / 8
-"""The matrices of one shape are multiplied in parts. A part takes at most WORKSPACE bytes, or this
-share of the bucket's parameters if that is more."""
+WORKSPACE = 28 << 20
+SHARE = 1 / 6
+"""The matrices of one shape are multiplied in parts. A part takes at most the memory of WORKSPACE
+elements of the parameters, or of this share of the bucket's elements if that is more."""
 Run: TypeAlias = Callable[[Tensor], None]
 """Runs the kernels of a table, given the numbers of a step."""
 
@@ -200,9 +200,7 @@ def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: 
     device = b.params[0].device
     dtype = newton.dtype_on(device, torch.float32)
     M = Matrices(table, device, short, long, constants)
-    limit = max(WORKSPACE, SHARE * sum(p.nbytes for p in b.params))
-    # X, U and one Gram matrix
-    parts = _parts(M.n, short * (2 * long + short) * dtype.itemsize, limit)
+    parts = _parts(M.n, _bytes(short, long, dtype), _limit(b.params))
     divisor = newton.safety, SMALLEST
 
     def run(numbers: Tensor) -> None:
@@ -229,6 +227,16 @@ def _matrices(b: Bucket, j: int) -> tuple[Any, Any]:
         pitch = math.gcd(rows * columns, 64)
         rows, columns = rows * columns // pitch, pitch
     return tuple(sorted((rows, columns))), [(n, pitch, rows > columns) for n in starts]
+
+
+def _bytes(short: int, long: int, dtype: torch.dtype) -> int:
+    """The temporary memory of a matrix: X, U and one Gram matrix."""
+    return short * (2 * long + short) * dtype.itemsize
+
+
+def _limit(params: list[Tensor]) -> float:
+    """The most bytes of temporary memory for these parameters."""
+    return params[0].dtype.itemsize * max(WORKSPACE, SHARE * sum(p.numel() for p in params))
 
 
 def _parts(n: int, bytes_each: int, limit: float) -> list[range]:

@@ -66,7 +66,7 @@ class Bench:
     configurations. With several models the chart is the time of a step against the parameters."""
     against: tuple[str, ...] = ("torch",)
     """Libraries to compare with: torch, muon, pytorch_optimizer, schedulefree, lion-pytorch,
-    gram-newton-schulz, and dion, whose source DION_PATH names."""
+    gram-newton-schulz, heavyball, and dion, whose source DION_PATH names."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     cluster: str | None = None
     """GPUs of a node x nodes, such as 8x128: predict the step there instead of measuring it.

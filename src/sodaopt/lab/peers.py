@@ -81,6 +81,11 @@ def _dion(model: nn.Module) -> Any:
     return import_module("dion").Muon(groups, use_triton=matrices[0].is_cuda)
 
 
+def _heavyball(name: str, params: Any) -> Any:
+    # by default a step takes the gradients away, and bench steps again with the same ones
+    return getattr(import_module("heavyball"), name)(params, consume_grad=False)
+
+
 PEERS: dict[str, dict[str, Build]] = {
     "torch": {
         "torch AdamW": adamw,
@@ -99,6 +104,10 @@ PEERS: dict[str, dict[str, Build]] = {
         "gram-newton-schulz Muon": lambda model: Together(
             model, lambda params: import_module("gram_newton_schulz").Muon(params)
         )
+    },
+    "heavyball": {
+        "heavyball AdamW": lambda model: _heavyball("AdamW", model.parameters()),
+        "heavyball Muon": lambda model: Together(model, lambda params: _heavyball("Muon", params)),
     },
     "dion": {"Dion's Muon": _dion},
 }

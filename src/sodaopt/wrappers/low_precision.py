@@ -6,6 +6,7 @@ Neither its update nor its moments are rounded: the only rounding is the one int
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
+
+BLOCK = 1 << 26
+"""Elements of fp32 copies that share an allocation, which takes longer than a view on a GPU. One
+block for all parameters might be larger than any free block."""
 
 
 class Fp32Step:
@@ -29,7 +33,7 @@ class Fp32Step:
 
     def __init__(self, base: Optimizer, wrapper: str) -> None:
         self.base, self.wrapper = base, wrapper
-        self.kept: Any = WeakTensorKeyDictionary()
+        self.kept: dict[weakref.ref[Tensor], Any] = {}
 
     @contextmanager
     def replaced(
@@ -81,9 +85,10 @@ class Fp32Step:
 
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
         """The copy of p, which is the same object at each step: bases remember it."""
-        made: Any = self.kept.get(p)
+        key = weakref.ref(p)  # always the same object for p, so that no tensors are compared
+        made: Any = self.kept.get(key)
         if made is None:
-            made = self.kept[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+            made = self.kept[key] = nn.Parameter(sharded.like(x, p), p.requires_grad)
             for name, attribute in p.__dict__.items():
                 made.__dict__.setdefault(name, attribute)
         else:
@@ -92,11 +97,12 @@ class Fp32Step:
         return made
 
     def _replace(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        by_id = dict(zip(map(id, old), new, strict=True))
+        new_of = dict(zip(map(id, old), new, strict=True)).get
         for group in self.base.param_groups:
-            group["params"][:] = [by_id.get(id(p), p) for p in group["params"]]
+            params = group["params"]
+            params[:] = map(new_of, map(id, params), params)
         for state in _states(self.base):
-            renamed = {by_id.get(id(p), p): s for p, s in state.items()}
+            renamed = dict(zip(map(new_of, map(id, state), state), state.values(), strict=True))
             state.clear()
             state.update(renamed)
 
@@ -122,10 +128,25 @@ def _release(copies: list[Any], points: Sequence[Tensor]) -> None:
 
 
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
-    """Copy tensors to fp32: on a GPU, one launch for many tensors.
+    """Copy tensors to fp32. On a GPU, many tensors take one launch and few allocations."""
+    shards = [sharded.local(t) for t in tensors]
+    copies = _allocated(shards)
+    torch._foreach_copy_(copies, shards)
+    return [sharded.like(copy, t) for copy, t in zip(copies, tensors, strict=True)]
 
-    Each copy has its own memory, because a model's largest free block may be too small for all.
-    """
-    copies = [torch.empty_like(t, dtype=torch.float32) for t in tensors]
-    torch._foreach_copy_([sharded.local(c) for c in copies], [sharded.local(t) for t in tensors])
-    return copies
+
+def _allocated(tensors: list[Tensor]) -> list[Tensor]:
+    """An fp32 tensor like each of these. Those of one shape share blocks of memory."""
+    found: dict[int, Tensor] = {}
+    alike: dict[Any, list[int]] = {}
+    for j, t in enumerate(tensors):
+        if t.is_contiguous() and t.numel() % 4 == 0:  # kernels need multiples of 16 bytes
+            alike.setdefault((t.shape, t.device), []).append(j)
+        else:
+            found[j] = torch.empty_like(t, dtype=torch.float32)
+    for (shape, device), indices in alike.items():
+        most = max(1, BLOCK // max(1, shape.numel()))
+        for part in (indices[n : n + most] for n in range(0, len(indices), most)):
+            block = torch.empty(len(part), *shape, dtype=torch.float32, device=device)
+            found.update(zip(part, block.unbind(), strict=True))
+    return [found[j] for j in range(len(tensors))]
