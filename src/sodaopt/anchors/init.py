@@ -166,22 +166,17 @@ def seeded_(
 
     >>> seeds = init.seeded_(model, seed=0, rules=lambda name, module: None)  # torch's defaults
     """
-    specs: dict[str, Spec] = {}
-    names = {id(p): n for n, p in model.named_parameters()}
-    for path, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own:
-            continue
+    specs = {}
+    for name, p in model.named_parameters():  # a tied parameter has the rule of its first owner
+        path, _, short = name.rpartition(".")
+        module = model.get_submodule(path)
         given = {**(default(module) or {}), **((rules(path, module) if rules else None) or {})}
-        for short, p in own.items():
-            name = names[id(p)]
-            if short not in given:
-                raise ValueError(
-                    f"no initialisation is known for {name} ({times(p.shape)}) of a "
-                    f"{type(module).__name__}: give one, rules=lambda path, module: "
-                    f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
-                )
-            if name not in specs:  # a tied parameter has the rule of its first owner
-                specs[name] = Spec(name, given[short], seed, tuple(p.shape))
-                pull_([sharded.local(p).zero_()], [Seeded(specs[name], p)], 1.0)
+        if short not in given:
+            raise ValueError(
+                f"no initialisation is known for {name} ({times(p.shape)}) of a "
+                f"{type(module).__name__}: give one, rules=lambda path, module: "
+                f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
+            )
+        specs[name] = Spec(name, given[short], seed, tuple(p.shape))
+        pull_([sharded.local(p).zero_()], [Seeded(specs[name], p)], 1.0)
     return Seeds(model, specs)
