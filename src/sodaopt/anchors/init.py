@@ -133,18 +133,17 @@ class Seeds(Elsewhere):
     """
 
     def check_weights(self, p: Tensor, first: bool) -> None:
-        """Compare the first elements once.
+        """Compare the first elements too, once.
 
         Otherwise a parameter that was changed after seeding would be pulled to the wrong place
         without any error.
         """
+        super().check_weights(p, first)
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
-        if first and not (
-            spec.shape == tuple(p.shape) and torch.equal(shard, value(Seeded(spec, p), shard))
-        ):
+        if first and not torch.equal(shard, value(Seeded(spec, p), shard)):
             raise ValueError(
                 f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
-                "loaded, resized or changed after seeded_(). Seed it again, or use another anchor"
+                "loaded or changed after seeded_(). Seed it again, or use another anchor"
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
