@@ -75,10 +75,8 @@ class Wrapper(Watched, LiveOptimizer):
         raise NotImplementedError
 
     def _group_keys(self) -> Group:
-        keys = {"k": 0, **schedules.start(self._coef)} | (
-            {"train_mode": True} if self._output else {}
-        )
-        return {self._prefix + name: v for name, v in keys.items()}
+        mode = {"train_mode": True} if self._output else {}
+        return self._prefixed({"k": 0, **schedules.start(self._coef), **mode})
 
     def _memory(self, group: Group, k: int) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
@@ -156,7 +154,7 @@ class Wrapper(Watched, LiveOptimizer):
         """
         for p, own in tensors.items():
             if step.completed or self.base.state.get(p):
-                self.base.state[p].update({self._prefix + name: t for name, t in own.items()})
+                self.base.state[p].update(self._prefixed(own))
 
     def _count(self, step: GroupStep, **own: Any) -> None:
         """Count the step, and keep the wrapper's numbers in the group."""
