@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer, SparseAdam
 
 from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
@@ -69,18 +69,15 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
             "the derivatives"
         )
-    step = inspect.signature(type(base).step).parameters
-    closure = list(step.values())[1] if len(step) > 1 else None
-    if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
+    closure = inspect.signature(type(base).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:  # as in LBFGS
         raise TypeError(
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    averages = (
-        any(m._keeps_x or m._keeps_z for m in base.methods.values())
-        if isinstance(base, SODA)
-        else callable(getattr(base, "eval", None))
-    )
+    averages = hasattr(base, "eval")
+    if isinstance(base, SODA):
+        averages = any(m._keeps_x or m._keeps_z for m in base.methods.values())
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
 
