@@ -134,9 +134,8 @@ class SODAWrapper(Wrapper):
         group, k = step.group, step.group["soda_k"]
         chosen, is_dry = _chosen(step), self._is_dry(group)
         lam, memory = self._lam(group), self._memory(group, self._k(group))
-        captured = self._captured(step, chosen, is_dry)
+        captured, z0 = self._anchored(step, chosen, is_dry)
         if lam and chosen and not is_dry:
-            z0 = self._sources(chosen, captured)
             yield from self._pull(step, list(chosen.values()), z0, lam)
         else:
             yield
@@ -171,24 +170,24 @@ class SODAWrapper(Wrapper):
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _captured(self, step: GroupStep, params: Iterable[Tensor], is_dry: bool) -> Tensors:
-        """Capture z0 of the parameters that have none, or of all of them if it must be new."""
-        group = step.group
+    def _anchored(
+        self, step: GroupStep, params: Iterable[Tensor], is_dry: bool
+    ) -> tuple[Tensors, list[Source]]:
+        """Capture z0 of the parameters that have none, or of all of them if it must be new.
+
+        Return the captured tensors, and where z0 of each parameter is.
+        """
+        group, state = step.group, self.base.state
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
         if reanchors or group["soda_dry"]:
             new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         else:
-            new = [p for p in params if "soda_z0" not in self.base.state.get(p, ())]
+            new = [p for p in params if "soda_z0" not in state.get(p, ())]
         captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
         if captured:
             step.read()  # an anchor may have rounded the parameters
-        return captured
-
-    @not_compiled
-    def _sources(self, params: Iterable[Tensor], captured: Tensors) -> list[Source]:
-        state = self.base.state
         kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
-        return [self.anchor.source(p, t) for p, t in kept.items()]
+        return captured, [self.anchor.source(p, t) for p, t in kept.items()]
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
