@@ -65,11 +65,6 @@ class SODAWrapper(Wrapper):
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
         check_seed(seed)
-        wrong = TypeError(
-            f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
-        )
-        if not (callable(decay) or isinstance(decay, int | float)):
-            raise wrong
         self.start, self.at_start = count("start", start, 0), at_start
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
@@ -89,7 +84,9 @@ class SODAWrapper(Wrapper):
             for group in base.param_groups:
                 self._lam(self._group_keys() | group | {"soda_k": self.start})
         except TypeError as e:
-            raise wrong from e
+            raise TypeError(
+                f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+            ) from e
         super().__init__(base)
 
     def _added(self, group: Group) -> None:
@@ -120,10 +117,10 @@ class SODAWrapper(Wrapper):
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
         if group["soda_k"] < self.start:
             return 0.0
-        lam = float(schedules.value(self.decay, k, lr, self._memory(group, k)))
+        lam = schedules.value(self.decay, k, lr, self._memory(group, k))
         if not 0 <= lam <= 1:
             raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
-        return lam
+        return float(lam)
 
     def _k(self, group: Group) -> int:
         """The step of the schedule of the pull."""
