@@ -135,8 +135,7 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
         base.state = kept
     for group in copied.param_groups:
         group.update({k: v for k, v in ON_META.items() if k in group})
-    if isinstance(getattr(copied, "base", copied), SODA):
-        copied.state_dict()  # it makes its state before the first step
+    copied.state_dict()  # SODA makes its state before the first step
     if not isinstance(copied, SODA):
         copied.step()
     by_number = isinstance(getattr(optimizer, "anchor", None), anchors.Constant)

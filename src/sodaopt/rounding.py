@@ -9,7 +9,7 @@ agree bitwise, and a resumed run rounds like the uninterrupted one.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ HALVES = frozenset((torch.bfloat16, torch.float16))
 _MASK = 0xFFFFFFFF
 
 
-def _mix(h: Any) -> Any:
+Hash = TypeVar("Hash", int, Tensor)
+
+
+def _mix(h: Hash) -> Hash:
     """A 32-bit finaliser, on a number or on int64 tensors (multipliers of Wellons' lowbias32)."""
     h = h & _MASK
     h = ((h ^ (h >> 16)) * 0x7FEB352D) & _MASK
@@ -31,8 +34,7 @@ def _mix(h: Any) -> Any:
 
 def key(seed: int, parameter: int, step: int) -> int:
     """One 32-bit key for a parameter at a step."""
-    mixed: int = _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
-    return mixed
+    return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
 
 
 def prefix(seed: int, parameter: int) -> int:
@@ -49,8 +51,7 @@ cached_prefix = lru_cache(maxsize=1 << 16)(prefix)
 
 def random_bits(index: Tensor, key: int) -> Tensor:
     """32 hashed bits for each element index (int64), as int64 in [0, 2^32)."""
-    bits: Tensor = _mix(index * 0x9E3779B1 + key)
-    return bits
+    return _mix(index * 0x9E3779B1 + key)
 
 
 SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)

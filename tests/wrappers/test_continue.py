@@ -133,5 +133,5 @@ def test_finetuning_pulls_back_to_the_pretrained_weights(tmp_path: Any) -> None:
     wide = nn.Linear(4, 5)
     wide_anchor = anchors.FromFile(tmp_path / "model.safetensors", wide)
     opt = SODAWrapper(SGD(wide.parameters(), 0.1), anchor=wide_anchor)
-    with pytest.raises(ValueError, match="the anchor file has 3x4"):
+    with pytest.raises(ValueError, match="is 3x4 in FromFile"):
         feed(opt, list(wide.parameters()), range(1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +14,9 @@ from torch import Tensor
 from sodaopt._errors import unknown
 from sodaopt.anchors import philox
 from sodaopt.parallel import sharded
+
+KINDS = ("constant", "between", "normal", "truncated", "sign")
+"""The kinds of distributions."""
 
 
 @dataclass(frozen=True)
@@ -49,41 +51,21 @@ class Init:
 
     def make(self, w: Tensor) -> Tensor:
         """fp32 values from random words."""
-        return KINDS[self.kind](self, w)
-
-
-def _constant(i: Init, w: Tensor) -> Tensor:
-    return torch.full(w.shape, i.a, dtype=torch.float32, device=w.device)
-
-
-def _between(i: Init, w: Tensor) -> Tensor:
-    return i.a + i.spread * philox.fractions(w)
-
-
-def _normal(i: Init, w: Tensor) -> Tensor:
-    u, v = philox.fractions(w[0::2]), philox.fractions(w[1::2])
-    r = torch.sqrt(-2 * torch.log1p(-u))
-    return i.a + i.b * r * torch.cos(2 * math.pi * v)
-
-
-def _truncated(i: Init, w: Tensor) -> Tensor:
-    edge = math.erf(2 / math.sqrt(2))
-    u = (2 * philox.fractions(w) - 1) * edge
-    return i.a + i.b * (torch.erfinv(u) * math.sqrt(2)).clamp(-2, 2)
-
-
-def _sign(i: Init, w: Tensor) -> Tensor:
-    return i.a * ((w & 1) * 2 - 1).float()
-
-
-KINDS: dict[str, Callable[[Init, Tensor], Tensor]] = {
-    "constant": _constant,
-    "between": _between,
-    "normal": _normal,
-    "truncated": _truncated,
-    "sign": _sign,
-}
-"""The function of each kind that makes elements from random words."""
+        u = philox.fractions(w)
+        match self.kind:
+            case "constant":
+                return torch.full_like(u, self.a)
+            case "between":
+                return self.a + self.spread * u
+            case "normal":
+                r = torch.sqrt(-2 * torch.log1p(-u[0::2]))
+                return self.a + self.b * r * torch.cos(2 * math.pi * u[1::2])
+            case "truncated":
+                edge = math.erf(2 / math.sqrt(2))  # the probability within 2 std
+                n = torch.erfinv((2 * u - 1) * edge) * math.sqrt(2)
+                return self.a + self.b * n.clamp(-2, 2)
+            case _:  # "sign"
+                return self.a * ((w & 1) * 2 - 1).float()
 
 
 @dataclass(frozen=True)

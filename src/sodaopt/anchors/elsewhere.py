@@ -62,7 +62,12 @@ class Elsewhere(Anchor):
 
     def check_weights(self, p: Tensor, first: bool) -> None:
         """Raise if z0 of p is missing or has another shape."""
-        raise NotImplementedError
+        shape = self.entry(p).shape
+        if tuple(shape) != tuple(p.shape):
+            raise ValueError(
+                f"{self.name_of(p)} is {times(shape)} in {type(self).__name__}, and the parameter "
+                f"is {times(p.shape)}: use the file or the seeds of this model"
+            )
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.numel() and p.numel():
@@ -99,14 +104,6 @@ class FromFile(Elsewhere):
     def name_of(self, p: Tensor) -> str:
         return self.rename(super().name_of(p))
 
-    def check_weights(self, p: Tensor, first: bool) -> None:
-        shape = self.entry(p).shape
-        if shape != p.shape:
-            raise ValueError(
-                f"the anchor file has {times(shape)} for {self.name_of(p)}, and the parameter is "
-                f"{times(p.shape)}: use the file of this model"
-            )
-
     def source(self, p: Tensor, kept: Tensor) -> Source:
         p = parameter_of(p)
         return sharded.part(self.entry(p), p)
@@ -115,7 +112,8 @@ class FromFile(Elsewhere):
 def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     """Map the floating-point tensors of a safetensors file, or of all files in a folder."""
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             "anchors.FromFile reads safetensors files: pip install safetensors", name="safetensors"
@@ -123,8 +121,7 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     path, found = Path(path), {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         try:
-            with safe_open(file, framework="pt") as f:
-                found.update({name: f.get_tensor(name) for name in f.keys()})  # noqa: SIM118
+            found.update(load_file(file))  # it maps the file into memory
         except SafetensorError as e:
             raise ValueError(
                 f"{file} is damaged or is not a safetensors file ({e}): copy it again"

@@ -133,18 +133,17 @@ class Seeds(Elsewhere):
     """
 
     def check_weights(self, p: Tensor, first: bool) -> None:
-        """Compare the first elements once.
+        """Compare the first elements too, once.
 
         Otherwise a parameter that was changed after seeding would be pulled to the wrong place
         without any error.
         """
+        super().check_weights(p, first)
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
-        if first and not (
-            spec.shape == tuple(p.shape) and torch.equal(shard, value(Seeded(spec, p), shard))
-        ):
+        if first and not torch.equal(shard, value(Seeded(spec, p), shard)):
             raise ValueError(
                 f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
-                "loaded, resized or changed after seeded_(). Seed it again, or use another anchor"
+                "loaded or changed after seeded_(). Seed it again, or use another anchor"
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
@@ -166,22 +165,17 @@ def seeded_(
 
     >>> seeds = init.seeded_(model, seed=0, rules=lambda name, module: None)  # torch's defaults
     """
-    specs: dict[str, Spec] = {}
-    names = {id(p): n for n, p in model.named_parameters()}
-    for path, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own:
-            continue
+    specs = {}
+    for name, p in model.named_parameters():  # a tied parameter has the rule of its first owner
+        path, _, short = name.rpartition(".")
+        module = model.get_submodule(path)
         given = {**(default(module) or {}), **((rules(path, module) if rules else None) or {})}
-        for short, p in own.items():
-            name = names[id(p)]
-            if short not in given:
-                raise ValueError(
-                    f"no initialisation is known for {name} ({times(p.shape)}) of a "
-                    f"{type(module).__name__}: give one, rules=lambda path, module: "
-                    f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
-                )
-            if name not in specs:  # a tied parameter has the rule of its first owner
-                specs[name] = Spec(name, given[short], seed, tuple(p.shape))
-                pull_([sharded.local(p).zero_()], [Seeded(specs[name], p)], 1.0)
+        if short not in given:
+            raise ValueError(
+                f"no initialisation is known for {name} ({times(p.shape)}) of a "
+                f"{type(module).__name__}: give one, rules=lambda path, module: "
+                f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
+            )
+        specs[name] = Spec(name, given[short], seed, tuple(p.shape))
+        pull_([sharded.local(p).zero_()], [Seeded(specs[name], p)], 1.0)
     return Seeds(model, specs)

@@ -15,7 +15,7 @@ from sodaopt.parallel import sharded
 
 
 class Anchor:
-    """Where z0 lives. A subclass writes `capture` and `source`.
+    """Where z0 lives. A subclass writes `capture`, and `source` if z0 is not the captured tensor.
 
     writable: z0 can be captured again later, which at_start="reanchor" needs.
 
@@ -35,7 +35,7 @@ class Anchor:
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         """Return z0 of this rank's shard of p, as it is stored."""
-        raise NotImplementedError
+        return kept if type(kept) in PLAIN else sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a copy of a loaded tensor in the place where this anchor keeps it."""
@@ -75,9 +75,6 @@ class Clone(Anchor):
     def capture(self, p: Tensor, first: bool) -> Tensor:
         return p.detach().to(self.dtype or p.dtype, copy=True)
 
-    def source(self, p: Tensor, kept: Tensor) -> Source:
-        return kept if type(kept) in PLAIN else sharded.local(kept)
-
 
 @dataclass(frozen=True)
 class Rounded(Clone):
@@ -107,9 +104,6 @@ class Host(Anchor):
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         return self.restore(p, p)
-
-    def source(self, p: Tensor, kept: Tensor) -> Source:
-        return sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         self.check(kept, p)

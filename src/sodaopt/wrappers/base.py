@@ -75,10 +75,8 @@ class Wrapper(Watched, LiveOptimizer):
         raise NotImplementedError
 
     def _group_keys(self) -> Group:
-        keys = {"k": 0, **schedules.start(self._coef)} | (
-            {"train_mode": True} if self._output else {}
-        )
-        return {self._prefix + name: v for name, v in keys.items()}
+        mode = {"train_mode": True} if self._output else {}
+        return self._prefixed({"k": 0, **schedules.start(self._coef), **mode})
 
     def _memory(self, group: Group, k: int) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
@@ -132,20 +130,16 @@ class Wrapper(Watched, LiveOptimizer):
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
         for group in self.base.param_groups:
-            found = [
-                (j, p)
-                for j, p in enumerate(group["params"], index)
-                if p.grad is not None and p.numel()
-            ]
+            numbered = enumerate(group["params"], index)
+            moved = {p: j for j, p in numbered if p.grad is not None and p.numel()}
             index += len(group["params"])
-            if found:
-                params = [p for _, p in found]
-                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
+            if moved:
+                points = [p if type(p) in PLAIN else sharded.local(p) for p in moved]
                 low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
                 copies = fp32_copies([points[j] for j in low]) if low else []
                 for j, x in zip(low, copies, strict=True):
                     points[j] = x
-                steps.append(GroupStep(group, [j for j, _ in found], params, points, low))
+                steps.append(GroupStep(group, list(moved.values()), list(moved), points, low))
         return steps
 
     def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -156,7 +150,7 @@ class Wrapper(Watched, LiveOptimizer):
         """
         for p, own in tensors.items():
             if step.completed or self.base.state.get(p):
-                self.base.state[p].update({self._prefix + name: t for name, t in own.items()})
+                self.base.state[p].update(self._prefixed(own))
 
     def _count(self, step: GroupStep, **own: Any) -> None:
         """Count the step, and keep the wrapper's numbers in the group."""

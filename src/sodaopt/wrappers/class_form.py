@@ -38,8 +38,7 @@ def class_form(cls: Any, base_class: type[Optimizer], options: tuple[tuple[str, 
     @functools.wraps(base_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
-        if "weight_decay" in arguments:
-            given.arguments.setdefault("weight_decay", 0.0)
+        given.apply_defaults()
         cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **dict(options))
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]

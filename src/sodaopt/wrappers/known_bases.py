@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer, SparseAdam
 
 from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
@@ -47,11 +47,6 @@ def check_base(base: Any, wrapper: str) -> None:
         raise TypeError(
             f"{wrapper} wraps an optimizer, not a class: {wrapper}.of({base.__name__})(params)"
         )
-    if isinstance(getattr(base, "base", None), Optimizer):
-        raise TypeError(
-            f"{wrapper} cannot wrap a {name}, which is a wrapper itself: wrap the optimizer inside "
-            "it, or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
-        )
     if not isinstance(base, Optimizer):
         raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
     if id(base) in WRAPPERS:
@@ -69,18 +64,15 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
             "the derivatives"
         )
-    step = inspect.signature(type(base).step).parameters
-    closure = list(step.values())[1] if len(step) > 1 else None
-    if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
+    closure = inspect.signature(type(base).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:  # as in LBFGS
         raise TypeError(
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    averages = (
-        any(m._keeps_x or m._keeps_z for m in base.methods.values())
-        if isinstance(base, SODA)
-        else callable(getattr(base, "eval", None))
-    )
+    averages = hasattr(base, "eval")  # as every wrapper has
+    if isinstance(base, SODA):
+        averages = any(m._keeps_x or m._keeps_z for m in base.methods.values())
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
 

@@ -84,13 +84,18 @@ class LiveOptimizer(Optimizer):
 
         It never creates an entry: many bases initialise a parameter only if its state is empty.
         """
-        state = self.base.state.get(p, {})
-        return {key.removeprefix(self._prefix): state[key] for key in self._own_keys(state)}
+        return self._split(self.base.state.get(p))[1]
 
-    def _own_keys(self, state: Any) -> list[str]:
-        """The wrapper's keys in a parameter's state. A base's state may be something else."""
-        keys = state if isinstance(state, dict) else ()
-        return [key for key in keys if str(key).startswith(self._prefix)]
+    def _split(self, state: Any) -> tuple[Any, dict[str, Tensor]]:
+        """The base's part of a parameter's state, and the wrapper's tensors without the prefix."""
+        if not isinstance(state, dict):  # a base's state may be something else
+            return state, {}
+        own = {key: t for key, t in state.items() if str(key).startswith(self._prefix)}
+        theirs = {key: v for key, v in state.items() if key not in own}
+        return theirs, {key.removeprefix(self._prefix): t for key, t in own.items()}
+
+    def _prefixed(self, own: dict[str, Any]) -> dict[str, Any]:
+        return {self._prefix + name: v for name, v in own.items()}
 
     # -- the base, live -----------------------------------------------------------------------
 
@@ -126,8 +131,8 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
             if own := self._own(p):
-                saved = {self._prefix + name: self._saved(p, name, t) for name, t in own.items()}
-                state[n] = state[n] | saved
+                saved = {name: self._saved(p, name, t) for name, t in own.items()}
+                state[n] = state[n] | self._prefixed(saved)
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
@@ -147,21 +152,16 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         restored = {}
         for n, p in self._numbered(state_dict):
-            check_moments(state.get(n), p)
-            restored[p] = self._pop_own(p, state, n)
+            theirs, own = self._split(state.get(n))
+            check_moments(theirs, p)
+            if own:
+                state[n] = theirs
+                restored[p] = {name: self._restored(p, name, t) for name, t in own.items()}
         self._load_base({**state_dict, "state": state, "param_groups": groups})
         for p, own in restored.items():
-            if own:
-                self.base.state[p].update(own)
+            self.base.state[p].update(self._prefixed(own))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
-
-    def _pop_own(self, p: Tensor, state: dict[Any, Any], n: Any) -> dict[str, Tensor]:
-        """Remove the wrapper's tensors of parameter number n from the state, and return copies."""
-        own = {key: state[n][key] for key in self._own_keys(state.get(n))}
-        if own:
-            state[n] = {key: v for key, v in state[n].items() if key not in own}
-        return {k: self._restored(p, k.removeprefix(self._prefix), t) for k, t in own.items()}
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
         """The parameters with their numbers in a state dict."""
@@ -195,14 +195,12 @@ class LiveOptimizer(Optimizer):
 
         SODA refuses a state dict that lacks a tensor of its state.
         """
-        states = self.base.state.items()
-        kept = {p: {k: s.pop(k) for k in self._own_keys(s)} for p, s in states}
+        before = dict(self.base.state)
         try:
+            self.base.state.update({p: self._split(s)[0] for p, s in before.items()})
             self._fp32_step.load_base(state_dict)
         except BaseException:
-            for p, own in kept.items():
-                if own:
-                    self.base.state[p].update(own)
+            self.base.state.update(before)
             raise
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:

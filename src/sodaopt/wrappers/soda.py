@@ -65,11 +65,6 @@ class SODAWrapper(Wrapper):
         if at_start not in AT_START:
             raise ValueError(unknown("at_start", at_start, AT_START))
         check_seed(seed)
-        wrong = TypeError(
-            f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
-        )
-        if not (callable(decay) or isinstance(decay, int | float)):
-            raise wrong
         self.start, self.at_start = count("start", start, 0), at_start
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
@@ -89,7 +84,9 @@ class SODAWrapper(Wrapper):
             for group in base.param_groups:
                 self._lam(self._group_keys() | group | {"soda_k": self.start})
         except TypeError as e:
-            raise wrong from e
+            raise TypeError(
+                f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+            ) from e
         super().__init__(base)
 
     def _added(self, group: Group) -> None:
@@ -120,10 +117,10 @@ class SODAWrapper(Wrapper):
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
         if group["soda_k"] < self.start:
             return 0.0
-        lam = float(schedules.value(self.decay, k, lr, self._memory(group, k)))
+        lam = schedules.value(self.decay, k, lr, self._memory(group, k))
         if not 0 <= lam <= 1:
             raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
-        return lam
+        return float(lam)
 
     def _k(self, group: Group) -> int:
         """The step of the schedule of the pull."""
@@ -134,9 +131,8 @@ class SODAWrapper(Wrapper):
         group, k = step.group, step.group["soda_k"]
         chosen, is_dry = _chosen(step), self._is_dry(group)
         lam, memory = self._lam(group), self._memory(group, self._k(group))
-        captured = self._captured(step, chosen, is_dry)
+        captured, z0 = self._anchored(step, chosen, is_dry)
         if lam and chosen and not is_dry:
-            z0 = self._sources(chosen, captured)
             yield from self._pull(step, list(chosen.values()), z0, lam)
         else:
             yield
@@ -171,24 +167,24 @@ class SODAWrapper(Wrapper):
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _captured(self, step: GroupStep, params: Iterable[Tensor], is_dry: bool) -> Tensors:
-        """Capture z0 of the parameters that have none, or of all of them if it must be new."""
-        group = step.group
+    def _anchored(
+        self, step: GroupStep, params: Iterable[Tensor], is_dry: bool
+    ) -> tuple[Tensors, list[Source]]:
+        """Capture z0 of the parameters that have none, or of all of them if it must be new.
+
+        Return the captured tensors, and where z0 of each parameter is.
+        """
+        group, state = step.group, self.base.state
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
         if reanchors or group["soda_dry"]:
             new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
         else:
-            new = [p for p in params if "soda_z0" not in self.base.state.get(p, ())]
+            new = [p for p in params if "soda_z0" not in state.get(p, ())]
         captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
         if captured:
             step.read()  # an anchor may have rounded the parameters
-        return captured
-
-    @not_compiled
-    def _sources(self, params: Iterable[Tensor], captured: Tensors) -> list[Source]:
-        state = self.base.state
         kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
-        return [self.anchor.source(p, t) for p, t in kept.items()]
+        return captured, [self.anchor.source(p, t) for p, t in kept.items()]
 
     def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
         return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
