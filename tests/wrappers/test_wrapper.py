@@ -395,7 +395,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
     "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
-    "a wrapper": (lambda: SODAWrapper(adamw(network())), "SODAWrapper averages its iterates"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "which is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
 }  # fmt: skip

@@ -47,6 +47,11 @@ def check_base(base: Any, wrapper: str) -> None:
         raise TypeError(
             f"{wrapper} wraps an optimizer, not a class: {wrapper}.of({base.__name__})(params)"
         )
+    if isinstance(getattr(base, "base", None), Optimizer):
+        raise TypeError(
+            f"{wrapper} cannot wrap a {name}, which is a wrapper itself: wrap the optimizer inside "
+            "it, or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
+        )
     if not isinstance(base, Optimizer):
         raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
     if id(base) in WRAPPERS:
@@ -70,7 +75,7 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    averages = hasattr(base, "eval")  # as every wrapper has
+    averages = hasattr(base, "eval")
     if isinstance(base, SODA):
         averages = any(m._keeps_x or m._keeps_z for m in base.methods.values())
     if averages:
