@@ -46,7 +46,7 @@ def readable(t: Tensor) -> bool:
 
 def run_on(*tensors: Tensor) -> bool:
     """Whether kernels run on the GPU of the first tensor, and may read all of these tensors."""
-    return tensors[0].is_cuda and all(map(readable, tensors)) and _compiles(tensors[0].device)
+    return tensors[0].is_cuda and all(map(readable, tensors)) and usable(tensors[0].device)
 
 
 @cache
