@@ -1,4 +1,4 @@
-"""Write the tables and the chart of steps in docs/performance.md from benchmarks/results.
+"""Write the tables of steps in docs/performance.md and in the README from benchmarks/results.
 
     python -m benchmarks.steps [--steps FILE] [--peers FILE] [--scaling FILE]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.pages import DOCS, RESULTS, filled, markdown
 from sodaopt.lab.bench import draw_scaling
 
-PAGE = DOCS / "performance.md"
+PAGE, README = DOCS / "performance.md", DOCS.parent / "README.md"
 TABLES = {"steps": RESULTS / "steps-h200.json", "peers": RESULTS / "peers-h200.json"}
 SCALING = RESULTS / "scaling-h200.json"
 FIGURE = DOCS / "figures" / "performance-scaling.svg"
@@ -41,6 +41,22 @@ def table(file: Path) -> str:
     return f"{head}\n\n{markdown(lines)}"
 
 
+def muons(file: Path) -> str:
+    """One step of Muon by library, fastest first."""
+    times: dict[str, dict[str, float]] = {}
+    for row in json.loads(file.read_text())["rows"]:
+        library, is_muon, _ = row["optimizer"].partition("Muon")
+        if is_muon or row["optimizer"] == "muon":
+            name = library.removesuffix("'s ").strip() if is_muon else "**sodaopt**"
+            times.setdefault(name, {})[row["model"]] = row["ms"]
+    models = list(next(iter(times.values())))
+    lines = sorted(times.items(), key=lambda item: item[1][models[-1]])
+    head = ["one step of Muon", *(f"{model.upper()} parameters" for model in models)]
+    return markdown(
+        [head, *([name, *(f"{ms:.1f} ms" for ms in by.values())] for name, by in lines)]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     files = TABLES | {"scaling": SCALING}
@@ -51,6 +67,7 @@ def main() -> None:
             files[name].write_text(file.read_text())
     for name, file in TABLES.items():
         PAGE.write_text(filled(PAGE, name, table(file)), encoding="utf-8")
+    README.write_text(filled(README, "speed", muons(TABLES["peers"])), encoding="utf-8")
     draw_scaling(json.loads(SCALING.read_text())["rows"], FIGURE)
 
 

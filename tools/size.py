@@ -32,7 +32,7 @@ LATER = {
         "parallel/rounds.py",
         "parallel/agree.py",
         "parallel/layout.py: boxes Grid Matrix Piece Round Plan count plan Balance _round _piece"
-        " _flops _holders _within _size",
+        " _flops _holders _within _size buckets",
         "core/together.py",
         "core/validation.py: check_comm_dtype",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
@@ -52,6 +52,7 @@ LATER = {
         "core/fused.py: Fused.__call__ Fused._fill",
         "backends/triton/tables.py: Table Launch",
     ),
+    "a step as one operator of torch.compile": ("core/compiled.py",),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Measured joined _mean read _angle _names",
         "core/optimizer.py: SODA._pulls",
