@@ -58,12 +58,13 @@ def _made(make: Callable[[], list[Bucket]]) -> tuple[list[Bucket], Exception | N
 
 
 def _cut(b: Bucket) -> Iterator[Bucket]:
-    """Cut a bucket that ranks share, because its step takes memory for copies of its tensors."""
+    """Cut a bucket that ranks share, to bound the temporary memory of its step."""
     if b.sharing is None:
         yield b
         return
-    for part in b.sharing.shards(b.params).buckets():
-        names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
+    names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
+    matrices = [b.method.geometry.matrices(shape) for shape in b.shapes]
+    for part in b.sharing.shards(b.params).buckets(matrices):
         lists: dict[str, Any] = {name: [getattr(b, name)[j] for j in part] for name in names}
         yield replace(b, **lists)
 

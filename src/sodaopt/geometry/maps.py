@@ -89,6 +89,10 @@ class Geometry:
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
+    def matrices(self, shape: Shape) -> int:
+        """The number of matrices in a parameter of this shape, which ranks may compute apart."""
+        return 1
+
     def with_view(self, view: View) -> Geometry:
         """Return the map for a layer that stores its matrices in this way."""
         return self
@@ -136,6 +140,9 @@ class _NormMap(Geometry):
 
     def check(self, shape: Shape) -> None:
         _check_view(self.norm, shape)
+
+    def matrices(self, shape: Shape) -> int:
+        return self.norm.view(shape).n
 
     def with_view(self, view: View) -> Geometry:
         return replace(self, norm=self.norm.with_view(view))
@@ -279,6 +286,9 @@ class MultiNorm(Geometry):
 
     def check(self, shape: Shape) -> None:
         _check_view(self, shape)
+
+    def matrices(self, shape: Shape) -> int:
+        return self.view(shape).n
 
     def with_view(self, view: View) -> Geometry:
         return replace(self, view=view) if self.view is matrix else self

@@ -126,7 +126,8 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
             found.passes += own * FP32 * (3 + 2 * len(sums))  # read g, read and write p and state
         if not has_polar_factors(geometry):
             continue
-        for part in buckets(grid.R, [(s, placement) for s in shapes], ROUND_ELEMENTS):
+        params = [(shape, placement, geometry.matrices(shape)) for shape in shapes]
+        for part in buckets(grid.R, params, ROUND_ELEMENTS):
             bucket = [shapes[j] for j in part]
             made = _plan(grid, bucket, placement, geometry, loads)
             each = _flops_per_unit(geometry)

@@ -21,7 +21,7 @@ from sodaopt.parallel.rounds import Compute, Stages
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 ROUND_ELEMENTS = 1 << 24
-"""Elements of a rank's shards in a round, unless one matrix for each replica has more."""
+"""Elements of a rank's shards in a round, or of R matrices if that is more."""
 
 WHOLE = Placement((), (), ())
 """No mesh cuts a plain parameter."""
@@ -104,9 +104,12 @@ class Shards:
         Stages(self, compute, ds, out, frames, dtype).run(rounds)
         return out
 
-    def buckets(self) -> list[list[int]]:
-        """The indices of the parameters of smaller buckets, whose steps take less memory."""
-        params = [(tuple(s), cut) for s, cut in zip(self.shapes, self.cuts, strict=True)]
+    def buckets(self, matrices: Sequence[int]) -> list[list[int]]:
+        """Split the parameters into buckets that need less memory. Return their indices.
+
+        matrices: the number of matrices in each parameter.
+        """
+        params = list(zip(map(tuple, self.shapes), self.cuts, matrices, strict=True))
         return buckets(self.grid.R, params, ROUND_ELEMENTS)
 
     def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:

@@ -10,9 +10,9 @@ and each shard has R replicas:
 Every matrix has one owner, which computes it once for all ranks. The heaviest matrix goes to the
 rank with the least work so far, then the next one. So a rank has at most the mean work
 plus one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
-matrix is owned by a rank that has it, and does not travel to its owner. The other matrices travel
-in rounds. In a round, a rank's shards have about `limit` elements, and an owner has at least one
-matrix.
+matrix is owned by a rank that has it, and does not travel to its owner. Such matrices may be dealt
+unevenly. The other matrices travel in rounds. In a round, an owner receives at most `limit` / R
+elements, or one matrix, so a rank's shards have about `limit` elements.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -166,27 +166,28 @@ def count(pieces: list[Piece]) -> int:
     return sum(piece.size for piece in pieces)
 
 
-def buckets(R: int, params: Sequence[tuple[Shape, Placement]], limit: int) -> list[list[int]]:
+def buckets(R: int, params: Sequence[tuple[Shape, Placement, int]], limit: int) -> list[list[int]]:
     """Cut a bucket into smaller ones, and return the indices of their parameters.
 
-    A rank holds at most eight rounds of a bucket. If matrices are larger than a round, a bucket has
-    two for each rank, so that no rank is idle and the second travels while the first is computed.
-    Matrices of one shape are next to each other, because their owners compute them in batches.
+    A rank's shards of a bucket have at most the elements of eight rounds. If matrices are larger
+    than a round, a bucket has two for each rank, so that no rank is idle and the second travels
+    while the first is computed. Matrices of one shape are next to each other, because their owners
+    compute them in batches.
 
-    params: the shape and the placement of each parameter.
+    params: the shape and the placement of each parameter, and the number of its matrices.
     limit: the elements of a round, as in `plan`.
     """
-    matrices = [math.prod(shape[-2:]) for shape, _ in params]
+    matrices = [math.prod(shape) // n for shape, _, n in params]
     found: list[list[int]] = []
-    room = 0
+    left = 0  # elements that still fit
     for j in sorted(range(len(params)), key=lambda j: (-matrices[j], params[j][0])):
-        shape, placement = params[j]
+        shape, placement, _ = params[j]
         largest_shard = _size(placement.box(shape, [0] * len(placement.mesh)))
-        if not found or largest_shard > room:
+        if not found or largest_shard > left:
             found.append([])
-            room = max(8 * limit, 2 * R * matrices[j])
+            left = max(8 * limit, 2 * R * matrices[j])
         found[-1].append(j)
-        room -= largest_shard
+        left -= largest_shard
     return found
 
 
