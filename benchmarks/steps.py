@@ -1,4 +1,4 @@
-"""Write the tables of steps in docs/performance.md and in the README from benchmarks/results.
+"""Write the tables and the chart of steps in docs/performance.md and README.md from the results.
 
     python -m benchmarks.steps [--steps FILE] [--peers FILE] [--scaling FILE]
 

@@ -30,7 +30,7 @@ FIGURES = DOCS / "figures"
 ROWS = FIGURES / "results-rows.svg"
 AXES = {"horizons": "length (Chinchilla)", "sizes": "width", "learning-rates": "learning rate"}
 """Studies over an axis."""
-SHARED = {
+SHARED: dict[tuple[str, str | None], str] = {
     ("horizons", "1x"): "1x",
     ("horizons", "4x"): "4x",
     ("sizes", "width 256"): "1x",
@@ -107,11 +107,15 @@ def measured() -> Measured:
     for numbers in map(read, sorted((ROOT / "results").glob("*.json"))):
         found[numbers["scale"]][numbers["study"]] = numbers
     for (study, row), same in SHARED.items():
-        numbers = found["proxy"][study]
-        del numbers["planned"][row]
-        note = f"The runs of {row} are those of `muon`, {same}."
-        numbers["notes"] = [*numbers.get("notes", []), note]
+        _share(found["proxy"][study], row, same)
     return found
+
+
+def _share(numbers: Numbers, row: str | None, same: str) -> None:
+    """Say that the runs of a row are those of the study `muon`, so that they are not missing."""
+    del numbers["planned"][row]
+    note = f"The runs of {row} are those of `muon`, {same}."
+    numbers["notes"] = [*numbers.get("notes", []), note]
 
 
 def compared(claim: Claim, scale: str, studies: Measured) -> dict[str, Any] | None:
@@ -123,8 +127,8 @@ def difference(
     study: str, row: str | None, pair: tuple[str, str], scale: str, studies: Measured
 ) -> dict[str, Any] | None:
     """The difference of two columns in a row of a study, or None if it is not measured."""
-    if scale == "proxy" and (study, row) in SHARED:
-        study, row = "muon", SHARED[study, row or ""]
+    if scale == "proxy" and (same := SHARED.get((study, row))):
+        study, row = "muon", same
     numbers = studies[scale].get(study)
     cells = [c for c in numbers["cells"] if c["row"] == row] if numbers else []
     return next(iter(differences(cells, [pair], primary=0)), None)

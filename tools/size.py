@@ -82,7 +82,7 @@ LATER = {
 }
 """Capabilities that 0.1 did not have under any name: files, or definitions in other files.
 
-A definition that does something new and something that 0.1 did too is not listed.
+A definition that also does work of 0.1 is not listed.
 """
 
 NOT_COUNTED = ("lab", "theory", "cli.py", "_figures.py")

@@ -19,12 +19,10 @@ from sodaopt.parallel import sharded
 
 HALVES = frozenset((torch.bfloat16, torch.float16))
 _MASK = 0xFFFFFFFF
+_Hash = TypeVar("_Hash", int, Tensor)
 
 
-Hash = TypeVar("Hash", int, Tensor)
-
-
-def _mix(h: Hash) -> Hash:
+def _mix(h: _Hash) -> _Hash:
     """A 32-bit finaliser, on a number or on int64 tensors (multipliers of Wellons' lowbias32)."""
     h = h & _MASK
     h = ((h ^ (h >> 16)) * 0x7FEB352D) & _MASK
@@ -87,10 +85,10 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     indices: the index of each parameter in its optimizer.
     """
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
-    is_compiled = torch.compiler.is_compiling()  # then the plain operations are one pass too
+    is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard = sharded.local(p)
-        has_kernel = not is_compiled and backends.run_on(shard) and x.is_contiguous()
+        has_kernel = not is_compiling and backends.run_on(shard, x)
         start = first_element(p) if has_kernel else None
         if start is not None:
             launch = launches.setdefault((shard.device, shard.dtype), [])
@@ -110,7 +108,5 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
 
 def first_element(p: Any) -> int | None:
     """The index of this rank's first element in p, or None if its elements are not contiguous."""
-    if type(p) in backends.PLAIN:
-        return 0
     numbers = sharded.numbers(p, 0, 0)
     return numbers.start if isinstance(numbers, range) else None

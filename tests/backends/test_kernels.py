@@ -105,7 +105,7 @@ def test_a_launch_compiles_once_for_each_alignment() -> None:
 def test_temporary_memory_is_a_share_of_the_parameters(
     width: int, depth: int, most: float, dtype: torch.dtype
 ) -> None:
-    """Of a GPT with 124 or 908 million parameters, and in few parts."""
+    """The parts of the matrices of a GPT with 124 or 908 million parameters are few and small."""
     counts = {(width, width): 4 * depth, (width, 4 * width): 2 * depth}
     shapes = [shape for shape, n in counts.items() for _ in range(n)]
     params = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
@@ -116,7 +116,7 @@ def test_temporary_memory_is_a_share_of_the_parameters(
         its = fused._parts(n, each, limit)
         assert max(map(len, its)) * each <= most * weights
         parts += len(its)
-    assert parts == {(768, 4): 5, (768, 2): 8, (2048, 4): 9, (2048, 2): 18}[width, dtype.itemsize]
+    assert parts <= depth + 2
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")

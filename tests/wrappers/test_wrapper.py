@@ -831,6 +831,7 @@ def test_nothing_is_left_of_a_16_bit_step() -> None:
     del weights[0], twins
     gc.collect()
     assert gone() is None
+    assert len(opt._fp32_step.kept) == len(weights)
 
 
 @pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
@@ -887,11 +888,22 @@ def test_fp32_copies(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sodaopt.wrappers.low_precision.BLOCK", 16)
     parts = [torch.randn(n).bfloat16() for n in sizes]
     parts.append(torch.randn(2, 3, 4, 4).half().to(memory_format=torch.channels_last))
-    for part, wide in zip(parts, fp32_copies(parts), strict=True):
+    copies = fp32_copies(parts)
+    for part, wide in zip(parts, copies, strict=True):
         assert wide.dtype == torch.float32
         assert torch.equal(wide, part.float())
         assert wide.stride() == part.stride()
         assert wide.data_ptr() % 16 == 0
+    blocks = [c.untyped_storage().data_ptr() for c, n in zip(copies, sizes, strict=False) if n == 8]
+    assert len(set(blocks)) == -(-len(blocks) // 2)  # two copies of 8 elements in each block
+
+
+def test_a_refused_decay_leaves_the_base() -> None:
+    base = AdamW([Parameter(torch.zeros(4))], weight_decay=0)
+    before = base.state_dict(), dict(base.defaults)
+    with pytest.raises(TypeError, match="decay is a number or a function"):
+        SODAWrapper(base, decay="uniform")  # type: ignore[arg-type]
+    assert (base.state_dict(), base.defaults) == before
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

@@ -65,8 +65,8 @@ class Elsewhere(Anchor):
         shape = self.entry(p).shape
         if tuple(shape) != tuple(p.shape):
             raise ValueError(
-                f"{self.name_of(p)} is {times(shape)} in {type(self).__name__}, and the parameter "
-                f"is {times(p.shape)}: use the file or the seeds of this model"
+                f"z0 of {self.name_of(p)} is {times(shape)} in {type(self).__name__}, but the "
+                f"parameter is {times(p.shape)}. Use the file or the seeds of this model"
             )
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def open_safetensors(path: str | Path) -> dict[str, Tensor]:
     path, found = Path(path), {}
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         try:
-            found.update(load_file(file))  # it maps the file into memory
+            found.update(load_file(file))  # load_file maps the file and copies nothing
         except SafetensorError as e:
             raise ValueError(
                 f"{file} is damaged or is not a safetensors file ({e}): copy it again"

@@ -133,14 +133,16 @@ class Seeds(Elsewhere):
     """
 
     def check_weights(self, p: Tensor, first: bool) -> None:
-        """Compare the first elements too, once.
+        """Check the shape, and at the first capture also the first elements.
 
         Otherwise a parameter that was changed after seeding would be pulled to the wrong place
         without any error.
         """
         super().check_weights(p, first)
+        if not first:
+            return
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
-        if first and not torch.equal(shard, value(Seeded(spec, p), shard)):
+        if not torch.equal(shard, value(Seeded(spec, p), shard)):
             raise ValueError(
                 f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
                 "loaded or changed after seeded_(). Seed it again, or use another anchor"

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sodaopt._errors import check_shape
 from sodaopt.anchors.pull import Source
-from sodaopt.backends import PLAIN
 from sodaopt.parallel import sharded
 
 
@@ -35,7 +34,7 @@ class Anchor:
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         """Return z0 of this rank's shard of p, as it is stored."""
-        return kept if type(kept) in PLAIN else sharded.local(kept)
+        return sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a copy of a loaded tensor in the place where this anchor keeps it."""

@@ -1,6 +1,7 @@
 """A step as one operator of torch, which torch.compile calls and does not look into.
 
-Traced, a step would freeze k, which the host reads, and the addresses in the kernels' tables.
+A traced step would freeze k, because the host reads it. It would also freeze the addresses in the
+kernels' tables.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ KNOWN: WeakValueDictionary[int, SODA] = WeakValueDictionary()
 def step(params: Sequence[Tensor], grads: Sequence[Tensor | None], optimizer: int) -> None:
     """Step these tensors as the optimizer's parameters.
 
-    params, grads: of all parameters. torch.compile may pass copies, and computes gradients that the
-    parameters do not have yet.
+    params, grads: the values and gradients of all parameters, in the order of the groups.
+    torch.compile may pass copies. A gradient may not be in p.grad yet.
     """
     opt = KNOWN[optimizer]
     own = [p for group in opt.param_groups for p in group["params"]]
     before = [(p.data, p.grad) for p in own]
     try:
-        _hold(own, params, grads)
+        _assign(own, params, grads)
         opt._step_now()
     finally:
-        _hold(own, *zip(*before, strict=True))
+        _assign(own, *zip(*before, strict=True))
 
 
-def _hold(own: list[Tensor], values: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-    """Let the parameters hold these values and gradients."""
+def _assign(own: list[Tensor], values: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """Set the data and the gradient of each parameter."""
     for p, x, g in zip(own, values, grads, strict=True):
         p.data, p.grad = x, g
 

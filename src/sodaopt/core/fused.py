@@ -28,8 +28,9 @@ from sodaopt.schedules import Number
 
 WORKSPACE = 28 << 20
 SHARE = 1 / 6
-"""The matrices of one shape are multiplied in parts. A part takes at most the memory of WORKSPACE
-elements of the parameters, or of this share of the bucket's elements if that is more."""
+"""The matrices of one shape are multiplied in parts. The temporary memory of a part is at most that
+of WORKSPACE elements of the parameters. If SHARE of the bucket's elements is more, that is the
+limit."""
 Run: TypeAlias = Callable[[Tensor], None]
 """Runs the kernels of a table, given the numbers of a step."""
 

@@ -155,7 +155,7 @@ class SODA(StatefulOptimizer):
                 return
         self._step_now()
 
-    @not_compiled
+    @not_compiled  # for DTensors, which the operator does not take
     def _step_now(self) -> None:
         for group in self.param_groups:
             if not FOREIGN.isdisjoint(group):  # set after the constructor

@@ -164,8 +164,8 @@ class StatefulOptimizer(Watched):
         if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
             for p, loaded in state["state"].items():
-                own = isinstance(p, Tensor)  # other keys are the user's
-                state["state"][p] = self._release(p, loaded.state) if own else loaded.state
+                is_param = isinstance(p, Tensor)  # the user may store state under other keys
+                state["state"][p] = self._release(p, loaded.state) if is_param else loaded.state
         self._kept = None
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups

@@ -231,7 +231,7 @@ class grouped:
     of: View = conv
 
     def __call__(self, shape: Shape) -> Frame:
-        one = self.of((shape[0] // self.n, *shape[1:]))  # a transposed kernel cuts the inputs
+        one = self.of((shape[0] // self.n, *shape[1:]))  # of d_out, or of d_in if transposed
         return one._replace(n=self.n)
 
     def __repr__(self) -> str:

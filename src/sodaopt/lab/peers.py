@@ -82,7 +82,7 @@ def _dion(model: nn.Module) -> Any:
 
 
 def _heavyball(name: str, params: Any) -> Any:
-    # by default a step takes the gradients away, and bench steps again with the same ones
+    # heavyball's step clears the gradients by default, but bench uses them again
     return getattr(import_module("heavyball"), name)(params, consume_grad=False)
 
 

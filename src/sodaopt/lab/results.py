@@ -45,9 +45,8 @@ def searched(known: Sequence[Numbers]) -> tuple[dict[str, dict[float, float]], t
         for base, losses in numbers["learning_rates"].items()
     }
     choices: list[Numbers] = []
-    for choice in (choice for numbers in known for choice in numbers.get("choices", ())):
-        if choice not in choices:  # two files may have the same
-            choices.append(choice)
+    for numbers in known:  # two files may hold the same choice
+        choices += [c for c in numbers.get("choices", ()) if c not in choices]
     return rates, tuple(choices)
 
 

@@ -68,9 +68,9 @@ def stack(at: Location) -> View | None:
 
 
 def _stack_by_sizes(at: Location) -> View | None:
-    """Find the side of a 3-D stack that reads what the router reads.
+    """Return how a 3-D stack is stored, by the size of the router's input.
 
-    The experts of a block are stored alike, so the first of its stacks tells.
+    All experts of a block are stored alike, so its first stack decides.
     """
     n, o, i = at.shape
     if o == i:

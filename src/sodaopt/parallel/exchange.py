@@ -1,7 +1,7 @@
 """Maps that need whole matrices or whole rows, on parameters that several ranks share.
 
 `Shards.deal` computes each matrix on one rank, its owner. `Shards.sum` adds numbers over shards in
-one reduction, for the lengths of rows and columns. `layout.py` decides who computes what, and
+one reduction. The lengths of rows and columns need it. `layout.py` decides who computes what, and
 `rounds.py` sends the matrices to their owners and the results back.
 """
 

@@ -34,7 +34,7 @@ def is_sharded(t: Tensor) -> bool:
 
 def local(t: Any) -> Tensor:
     """This rank's shard, which shares memory with t."""
-    part: Tensor = t if type(t) in PLAIN or not is_sharded(t) else t.to_local()
+    part: Tensor = t.to_local() if is_sharded(t) else t
     return part
 
 

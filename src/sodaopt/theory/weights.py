@@ -48,7 +48,7 @@ class _Total(_Weighted):
         return lr * (past["A"] + self.a(k + 1))
 
 
-class Weights(NamedTuple):
+class Coefficients(NamedTuple):
     """The coefficients of the weights a_k.
 
     now: a_k/A_k, for alpha.
@@ -61,19 +61,19 @@ class Weights(NamedTuple):
     total: Schedule
 
 
-def weights(a: Callable[[Number], Number]) -> Weights:
+def weights(a: Callable[[Number], Number]) -> Coefficients:
     """Return the coefficients of the weights.
 
     a: a function k -> a_k > 0.
     """
-    return Weights(_Now(a), _Next(a), _Total(a))
+    return Coefficients(_Now(a), _Next(a), _Total(a))
 
 
 def moda(geometry: Geometry, a: Callable[[Number], Number]) -> Method:
     """Return `zoo.moda` with the weights a.
 
-    >>> moda(zoo.GD, lambda k: k + 1).lam_bar
-    0.0
+    >>> moda(zoo.GD, lambda k: k + 1).coefs(0, 0.1, {"A": 1.0}).alpha_bar == 2 / 3
+    True
     """
     w = weights(a)
     return Method(geometry, w.now, w.next, w.next, 0.0, w.total, "init", name="moda")

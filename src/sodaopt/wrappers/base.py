@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.optim import Optimizer, optimizer
 
 from sodaopt import rounding, schedules
-from sodaopt.backends import PLAIN
 from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
@@ -130,16 +129,20 @@ class Wrapper(Watched, LiveOptimizer):
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
         for group in self.base.param_groups:
-            numbered = enumerate(group["params"], index)
-            moved = {p: j for j, p in numbered if p.grad is not None and p.numel()}
+            found = [
+                (j, p)
+                for j, p in enumerate(group["params"], index)
+                if p.grad is not None and p.numel()
+            ]
             index += len(group["params"])
-            if moved:
-                points = [p if type(p) in PLAIN else sharded.local(p) for p in moved]
+            if found:
+                indices, params = map(list, zip(*found, strict=True))
+                points = [sharded.local(p) for p in params]
                 low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
                 copies = fp32_copies([points[j] for j in low]) if low else []
                 for j, x in zip(low, copies, strict=True):
                     points[j] = x
-                steps.append(GroupStep(group, list(moved.values()), list(moved), points, low))
+                steps.append(GroupStep(group, indices, params, points, low))
         return steps
 
     def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
@@ -154,8 +157,7 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _count(self, step: GroupStep, **own: Any) -> None:
         """Count the step, and keep the wrapper's numbers in the group."""
-        keys = {"k": step.group[self._prefix + "k"] + 1, **own}
-        step.group.update({self._prefix + name: v for name, v in keys.items()})
+        step.group.update(self._prefixed({"k": step.group[self._prefix + "k"] + 1, **own}))
 
     # -- which point the parameters hold ------------------------------------------------------
 

@@ -75,9 +75,10 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    averages = hasattr(base, "eval")
     if isinstance(base, SODA):
         averages = any(m._keeps_x or m._keeps_z for m in base.methods.values())
+    else:
+        averages = hasattr(base, "eval")
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
 

@@ -21,8 +21,8 @@ from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
 
 BLOCK = 1 << 26
-"""Elements of fp32 copies that share an allocation, which takes longer than a view on a GPU. One
-block for all parameters might be larger than any free block."""
+"""The most elements of fp32 copies in one allocation. On a GPU an allocation takes longer than a
+view. A single block for all parameters might not fit into free memory."""
 
 
 class Fp32Step:
@@ -33,7 +33,7 @@ class Fp32Step:
 
     def __init__(self, base: Optimizer, wrapper: str) -> None:
         self.base, self.wrapper = base, wrapper
-        self.kept: dict[weakref.ref[Tensor], Any] = {}
+        self.kept: dict[int, Any] = {}
 
     @contextmanager
     def replaced(
@@ -85,10 +85,12 @@ class Fp32Step:
 
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
         """The copy of p, which is the same object at each step: bases remember it."""
-        key = weakref.ref(p)  # always the same object for p, so that no tensors are compared
-        made: Any = self.kept.get(key)
+        n = id(p)
+        made = self.kept.get(n)
         if made is None:
-            made = self.kept[key] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+            made = self.kept[n] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+            # another tensor may get the id of p once p is gone
+            weakref.finalize(p, self.kept.pop, n).atexit = False
             for name, attribute in p.__dict__.items():
                 made.__dict__.setdefault(name, attribute)
         else:
@@ -97,12 +99,11 @@ class Fp32Step:
         return made
 
     def _replace(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-        new_of = dict(zip(map(id, old), new, strict=True)).get
+        by_id = dict(zip(map(id, old), new, strict=True))
         for group in self.base.param_groups:
-            params = group["params"]
-            params[:] = map(new_of, map(id, params), params)
+            group["params"][:] = [by_id.get(id(p), p) for p in group["params"]]
         for state in _states(self.base):
-            renamed = dict(zip(map(new_of, map(id, state), state), state.values(), strict=True))
+            renamed = {by_id.get(id(p), p): s for p, s in state.items()}
             state.clear()
             state.update(renamed)
 
@@ -136,7 +137,7 @@ def fp32_copies(tensors: list[Any]) -> list[Tensor]:
 
 
 def _allocated(tensors: list[Tensor]) -> list[Tensor]:
-    """An fp32 tensor like each of these. Those of one shape share blocks of memory."""
+    """Return an empty fp32 tensor like each tensor. Tensors of one shape share an allocation."""
     found: dict[int, Tensor] = {}
     alike: dict[Any, list[int]] = {}
     for j, t in enumerate(tensors):

@@ -77,9 +77,7 @@ class SODAWrapper(Wrapper):
                 "layers, or only=model.parameters() for all of it"
             )
         self.only = only if callable(only) else None
-        for group, chosen in zip(base.param_groups, _select(base, only), strict=True):
-            group["soda_only"] = chosen
-        base.defaults["soda_only"] = only is None
+        selected = _select(base, only)
         try:  # raise now if lam is out of range
             for group in base.param_groups:
                 self._lam(self._group_keys() | group | {"soda_k": self.start})
@@ -87,6 +85,9 @@ class SODAWrapper(Wrapper):
             raise TypeError(
                 f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
             ) from e
+        for group, chosen in zip(base.param_groups, selected, strict=True):
+            group["soda_only"] = chosen
+        base.defaults["soda_only"] = only is None
         super().__init__(base)
 
     def _added(self, group: Group) -> None:
@@ -172,7 +173,7 @@ class SODAWrapper(Wrapper):
     ) -> tuple[Tensors, list[Source]]:
         """Capture z0 of the parameters that have none, or of all of them if it must be new.
 
-        Return the captured tensors, and where z0 of each parameter is.
+        Return the captured tensors, and the source of each parameter's z0.
         """
         group, state = step.group, self.base.state
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
