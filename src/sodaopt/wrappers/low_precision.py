@@ -86,7 +86,7 @@ class Fp32Step:
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
         """The copy of p, which is the same object at each step: bases remember it."""
         n = id(p)
-        made = self.kept.get(n)
+        made: Any = self.kept.get(n)
         if made is None:
             made = self.kept[n] = nn.Parameter(sharded.like(x, p), p.requires_grad)
             # another tensor may get the id of p once p is gone
