@@ -52,7 +52,6 @@ LATER = {
         "core/fused.py: Fused.__call__ Fused._fill",
         "backends/triton/tables.py: Table Launch",
     ),
-    "a step as one operator of torch.compile": ("core/compiled.py",),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Measured joined _mean read _angle _names",
         "core/optimizer.py: SODA._pulls",

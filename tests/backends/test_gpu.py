@@ -443,35 +443,6 @@ def test_a_captured_step_equals_the_step(name: str, dtype: torch.dtype) -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("capturable", [False, True])
-@pytest.mark.parametrize("name", ["coupled", "soda_dagger"])
-def test_a_compiled_step_equals_the_step(name: str, capturable: bool, mode: str) -> None:
-    """Also if torch.compile makes CUDA graphs of everything around the step."""
-    found = []
-    for compiles in (True, False):
-        torch._dynamo.reset()
-        opt, weights, lr = captured(CAPTURED[name], torch.bfloat16)
-        if not capturable:
-            opt = SODA(weights, 0.01, CAPTURED[name], seed=3)
-
-        def take(opt: SODA = opt, weights: list[Parameter] = weights) -> torch.Tensor:
-            opt.step()
-            return weights[0] * 2
-
-        step = torch.compile(take, mode=mode, fullgraph=True) if compiles else take
-        for k in range(5):
-            if capturable:
-                lr.fill_(0.01 * (5 - k))
-            else:
-                opt.param_groups[0]["lr"] = 0.01 * (5 - k)
-            for w in weights:
-                w.grad.copy_(torch.randn(w.shape, generator=torch.Generator().manual_seed(k)))
-            assert torch.equal(step(), weights[0] * 2)
-        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
-    assert all(map(torch.equal, *found))
-
-
 @pytest.mark.parametrize("name", CAPTURED)
 def test_no_step_waits_for_the_device(name: str) -> None:
     for captures in (True, False):

@@ -563,3 +563,12 @@ def test_averaged_models_beside(name: str) -> None:
     run.opt.train()
     assert equal(weights(run.model), weights(straight.model))
     assert run.opt.param_groups[0]["params"][0] is run.model[0].weight
+
+
+def test_loading_copies_the_users_containers() -> None:
+    a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    one, two = SODA([a], 0.1, zoo.adam()), SODA([b], 0.1, zoo.adam())
+    one.state[a]["history"] = [1]
+    two.load_state_dict(one.state_dict())
+    two.state[b]["history"].append(2)
+    assert one.state[a]["history"] == [1]

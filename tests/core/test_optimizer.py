@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
@@ -519,52 +518,22 @@ def test_lr_as_a_tensor(method: Method) -> None:
 
 
 def test_compiled_steps_count() -> None:
-    """In a compiled function that also calls backward(), which breaks the graph."""
+    """In a compiled training step k advances, an lr that it sets is used, and the numbers agree."""
     a, b = network(), network()
     one, two = SODA(a, 0.03, zoo.soda(zoo.adam())), SODA(b, 0.03, zoo.soda(zoo.adam()))
 
-    def train(opt: SODA, weights: list[Parameter]) -> None:
+    def train(opt: SODA, weights: list[Parameter], lr: float) -> None:
+        opt.param_groups[0]["lr"] = lr
         opt.zero_grad()
         sum(w.square().sum() for w in weights).backward()
         opt.step()
 
     compiled = torch.compile(train, backend="eager")
     for k in range(4):
-        one.param_groups[0]["lr"] = two.param_groups[0]["lr"] = lr_at(k + 1)
-        train(one, a)
-        compiled(two, b)
+        train(one, a, lr_at(k + 1))
+        compiled(two, b, lr_at(k + 1))
     assert_close(a, b)
     assert two.state[b[0]]["step"] == 4
-
-
-@pytest.mark.parametrize("method", ["soda(adam)", "soda_dagger", "schedule_free"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_is_one_operator_of_a_compiled_graph(method: str, dtype: torch.dtype) -> None:
-    """It follows k, the rate and missing gradients. A copy of the optimizer has its own step.
-
-    A new rate compiles it once more, and so does a gradient that goes or comes back.
-    """
-    torch._dynamo.reset()
-    a, b = ([Parameter(w.detach().to(dtype)) for w in network()] for _ in range(2))
-    one, two = SODA(a, 0.03, method), copy.deepcopy(SODA(b, 0.03, method))
-    b = two.param_groups[0]["params"]
-
-    def step(opt: SODA, grads: list[Tensor | None]) -> Tensor:
-        for p, g in zip(opt.param_groups[0]["params"], grads, strict=True):
-            p.grad = None if g is None else 2 * g
-        opt.step()
-        return 2 * opt.param_groups[0]["params"][0]
-
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(step, backend=backend, fullgraph=True)
-    for k in range(6):
-        one.param_groups[0]["lr"] = two.param_groups[0]["lr"] = lr_at(k + 1)
-        grads = [None if (j, k) == (1, 3) else torch.randn_like(p) for j, p in enumerate(a)]
-        assert_bitwise([step(one, grads)], [compiled(two, grads)])
-        assert_bitwise(a, b)
-    for p, q in zip(a, b, strict=True):
-        assert_bitwise(list(one.state[p].values()), list(two.state[q].values()))
-    assert backend.frame_count <= 4
 
 
 # -- 16-bit parameters ----------------------------------------------------------------------------

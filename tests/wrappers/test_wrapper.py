@@ -381,6 +381,11 @@ def scion_like(**kw: Any) -> Optimizer:
     return Scion(network(), {"lr": 0.1, **kw})
 
 
+class NeedsLoss(SGD):
+    def step(self, loss_fn: Any) -> None:  # type: ignore[override]
+        super().step(loss_fn)
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "AdamW's default decay": (lambda: AdamW(network()), r"weight_decay=0.01.*AdamW\(..., weight_"),
     "Muon's default decay": (lambda: torch.optim.Muon(network()), "weight_decay=0.1"),
@@ -395,6 +400,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
     "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
+    "a closure by another name": (lambda: NeedsLoss(network()), "evaluates the loss several times"),
     "a wrapper": (lambda: SODAWrapper(adamw(network())), "which is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from sodaopt import anchors, backends
 from sodaopt.anchors import AnchorName, Source
 from sodaopt.backends import PLAIN, not_compiled
-from sodaopt.core import compiled, fused
+from sodaopt.core import fused
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
@@ -122,11 +122,6 @@ class SODA(StatefulOptimizer):
         super().__init__(params, defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
-        compiled.KNOWN[id(self)] = self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        compiled.KNOWN[id(self)] = self  # a copy is made without __init__
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -147,16 +142,10 @@ class SODA(StatefulOptimizer):
         self._step()
         return loss
 
+    # A traced step would freeze k, which the host reads. One operator of a graph would miss an lr
+    # that the compiled function sets, because torch.compile applies such writes after the graph.
+    @not_compiled
     def _step(self) -> None:
-        if torch.compiler.is_compiling():
-            params = [p for group in self.param_groups for p in group["params"]]
-            if all(type(p) in PLAIN for p in params):  # an operator takes no DTensors
-                compiled.step(params, [p.grad for p in params], id(self))
-                return
-        self._step_now()
-
-    @not_compiled  # for DTensors, which the operator does not take
-    def _step_now(self) -> None:
         for group in self.param_groups:
             if not FOREIGN.isdisjoint(group):  # set after the constructor
                 check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -263,7 +264,7 @@ def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
 def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
     """Copy a loaded value into the dtype and device of this optimizer's own."""
     if not isinstance(v, Tensor):
-        return v
+        return copy.deepcopy(v)
     if ours is None:
         return v.detach().to(p.device, copy=True)
     return v.detach().to(ours.device, ours.dtype, copy=True)

@@ -6,7 +6,6 @@ Neither its update nor its moments are rounded: the only rounding is the one int
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
@@ -33,7 +33,7 @@ class Fp32Step:
 
     def __init__(self, base: Optimizer, wrapper: str) -> None:
         self.base, self.wrapper = base, wrapper
-        self.kept: dict[int, Any] = {}
+        self.kept: Any = WeakTensorKeyDictionary()
 
     @contextmanager
     def replaced(
@@ -85,12 +85,9 @@ class Fp32Step:
 
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
         """The copy of p, which is the same object at each step: bases remember it."""
-        n = id(p)
-        made: Any = self.kept.get(n)
+        made: Any = self.kept.get(p)
         if made is None:
-            made = self.kept[n] = nn.Parameter(sharded.like(x, p), p.requires_grad)
-            # another tensor may get the id of p once p is gone
-            weakref.finalize(p, self.kept.pop, n).atexit = False
+            made = self.kept[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
             for name, attribute in p.__dict__.items():
                 made.__dict__.setdefault(name, attribute)
         else:
