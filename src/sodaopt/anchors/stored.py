@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sodaopt._errors import check_shape
 from sodaopt.anchors.pull import Source
+from sodaopt.backends import PLAIN
 from sodaopt.parallel import sharded
 
 
@@ -34,7 +35,7 @@ class Anchor:
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         """Return z0 of this rank's shard of p, as it is stored."""
-        return sharded.local(kept)
+        return kept if type(kept) in PLAIN else sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a copy of a loaded tensor in the place where this anchor keeps it."""

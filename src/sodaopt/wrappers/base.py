@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer, optimizer
 
 from sodaopt import rounding, schedules
+from sodaopt.backends import PLAIN
 from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
@@ -137,7 +138,7 @@ class Wrapper(Watched, LiveOptimizer):
             index += len(group["params"])
             if found:
                 indices, params = map(list, zip(*found, strict=True))
-                points = [sharded.local(p) for p in params]
+                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
                 low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
                 copies = fp32_copies([points[j] for j in low]) if low else []
                 for j, x in zip(low, copies, strict=True):
@@ -157,7 +158,8 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _count(self, step: GroupStep, **own: Any) -> None:
         """Count the step, and keep the wrapper's numbers in the group."""
-        step.group.update(self._prefixed({"k": step.group[self._prefix + "k"] + 1, **own}))
+        keys = {"k": step.group[self._prefix + "k"] + 1, **own}
+        step.group.update({self._prefix + name: v for name, v in keys.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 
