@@ -39,6 +39,8 @@ def _forms(base: str) -> tuple[Claim, ...]:
         Claim(f"{low}-{name}", "ours", f"{base}: {text}", f"candidates-{low}", one, other)
         for name, text, one, other in (
             ("squared", "the squared ratio beats the coupled pull", f"{base} squared", coupled),
+            ("faded", "a pull that fades between 67 and 90 % of the run beats the coupled pull",
+             f"{base} faded", coupled),
             ("cautious", "a cautious pull beats the coupled pull", f"{base} cautious", coupled),
             ("coupled-cwd", "the coupled pull beats Cautious Weight Decay", coupled, cautious),
             ("cwd-wd", "Cautious Weight Decay beats the same weight decay", cautious,

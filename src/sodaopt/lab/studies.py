@@ -39,6 +39,9 @@ DAGGER = _cell("SODA-dagger", "soda_dagger", "soda_dagger")
 
 DECAYS = tuple(2.0**e for e in range(-4, 4))
 COUPLED = {"decay": "coupled"}
+FADE = (0.67, 0.9)
+"""The part of the run in which a replication at 124M parameters (modded-nanogpt, track 3) faded the
+pull."""
 MUON_TUNED = Cell("Muon, best wd", "muon", "muon", choices=muon_decays)
 ADAMW_TUNED = Cell("AdamW, best wd", "adamw", "adamw", choices=adamw_grid)
 SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled")
@@ -53,6 +56,7 @@ def _candidates(name: str, tuned: Cell) -> Study:
     pulls = (
         ("coupled", "soda", COUPLED),
         ("squared", "soda", {"decay": "squared"}),
+        ("faded", "soda", {"fade": FADE}),
         ("cautious", "cautious", COUPLED),
     )
     rival = Cell(f"{name}, cautious wd", f"cautious_wd({base})", base, {}, none, tuned.column, both)
@@ -67,6 +71,7 @@ def _candidates(name: str, tuned: Cell) -> Study:
         standard,
         pairs=(
             (f"{name} squared", f"{name} coupled"),
+            (f"{name} faded", f"{name} coupled"),
             (f"{name} cautious", f"{name} coupled"),
             (f"{name} coupled", rival.column),
             (rival.column, tuned.column),
