@@ -51,21 +51,21 @@ class Init:
 
     def make(self, w: Tensor) -> Tensor:
         """fp32 values from random words."""
-        if self.kind == "constant":
-            return torch.full_like(w, self.a, dtype=torch.float32)
-        if self.kind == "sign":
-            return self.a * ((w & 1) * 2 - 1).float()
-        u = philox.fractions(w)
         match self.kind:
+            case "constant":
+                return torch.full_like(w, self.a, dtype=torch.float32)
+            case "sign":
+                return self.a * ((w & 1) * 2 - 1).float()
             case "between":
-                return self.a + self.spread * u
+                return self.a + self.spread * philox.fractions(w)
             case "normal":
-                r = torch.sqrt(-2 * torch.log1p(-u[0::2]))
-                return self.a + self.b * r * torch.cos(2 * math.pi * u[1::2])
+                u, v = philox.fractions(w[0::2]), philox.fractions(w[1::2])
+                r = torch.sqrt(-2 * torch.log1p(-u))
+                return self.a + self.b * r * torch.cos(2 * math.pi * v)
             case _:  # "truncated"
                 edge = math.erf(2 / math.sqrt(2))  # the probability within 2 std
-                n = torch.erfinv((2 * u - 1) * edge) * math.sqrt(2)
-                return self.a + self.b * n.clamp(-2, 2)
+                u = torch.erfinv((2 * philox.fractions(w) - 1) * edge)
+                return self.a + self.b * (u * math.sqrt(2)).clamp(-2, 2)
 
 
 @dataclass(frozen=True)
