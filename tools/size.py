@@ -46,8 +46,9 @@ LATER = {
         "core/fused.py: polar _matrices _passes _bytes _limit _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
-    "steps that are planned once, CUDA graphs, GradScaler on the device": (
-        "core/optimizer.py: SODA._inputs SODA._step_supports_amp_scaling",
+    "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
+        "core/compiled.py",
+        "core/optimizer.py: SODA._inputs SODA._step_supports_amp_scaling SODA.__setstate__",
         "core/validation.py: check_capturable",
         "core/fused.py: Fused.__call__ Fused._fill",
         "backends/triton/tables.py: Table Launch",

@@ -443,6 +443,29 @@ def test_a_captured_step_equals_the_step(name: str, dtype: torch.dtype) -> None:
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("name", ["coupled", "soda_dagger"])
+def test_a_compiled_step_equals_the_step(name: str, mode: str) -> None:
+    """The compiled function sets the learning rate. Also with CUDA graphs around the step."""
+    found = []
+    for compiles in (True, False):
+        torch._dynamo.reset()
+        opt, weights, lr = captured(CAPTURED[name], torch.bfloat16)
+
+        def train(opt: SODA, lr: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+            lr.copy_(now)
+            opt.step()
+            return opt.param_groups[0]["params"][0] * 2
+
+        take = torch.compile(train, mode=mode, fullgraph=True) if compiles else train
+        for k in range(5):
+            for w in weights:
+                w.grad.copy_(torch.randn(w.shape, generator=torch.Generator().manual_seed(k)))
+            assert torch.equal(take(opt, lr, lr.new_tensor(0.01 * (5 - k))), weights[0] * 2)
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("name", CAPTURED)
 def test_no_step_waits_for_the_device(name: str) -> None:
     for captures in (True, False):

@@ -11,6 +11,7 @@ the same comparisons on a GPU.
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from sodaopt import SODA, Method, geometry, init, rounding, schedules, zoo
 from sodaopt.geometry import polar, views
@@ -166,6 +168,47 @@ def capturable(row: str, dtype: torch.dtype, scaled: bool) -> bool:
         found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
         assert float(opt.state[weights[0]]["step"]) == 5 - scaled
     return all(map(is_close, *found))
+
+
+def compiled(row: str, dtype: torch.dtype) -> bool:
+    """In one graph of torch.compile: the ordinary steps.
+
+    The compiled function sets the gradients, and the learning rate in place or as a new tensor.
+    """
+    torch._dynamo.reset()
+    backend, counts = CompileCounterWithBackend("aot_eager"), list[int]()
+    found = []
+    for compiles in (True, False):
+        torch.manual_seed(0)
+        weights = [torch.nn.Parameter(torch.randn(s).to(dtype)) for s in SHAPES]
+        lr = torch.tensor(0.0)  # torch loses writes to a scalar in float64 on a CPU
+        opt = copy.deepcopy(SODA(weights, lr, ROWS[row], seed=3, capturable=True))
+        weights = opt.param_groups[0]["params"]
+
+        def train(opt: SODA, now: torch.Tensor, grads: list[Any], in_place: bool) -> torch.Tensor:
+            group = opt.param_groups[0]
+            if in_place:
+                group["lr"].copy_(now)
+            else:
+                group["lr"] = 2 * now
+            for p, g in zip(group["params"], grads, strict=True):
+                p.grad = None if g is None else 2 * g
+            opt.step()
+            return 2 * group["params"][0]
+
+        take = torch.compile(train, backend=backend, fullgraph=True) if compiles else train
+        with mock.patch("sodaopt.core.optimizer.runs_kernels", return_value=True):
+            for k in range(7):
+                now = torch.tensor(0.01 * (7 - k))
+                grads: list[Any] = [torch.randn_like(w) for w in weights]
+                if k == 5:
+                    grads[1] = None
+                assert torch.equal(take(opt, now, grads, k < 4), 2 * weights[0])
+                counts.append(backend.frame_count)
+        found.append([t for w in weights for t in (w.detach(), *opt.state[w].values())])
+        assert float(opt.state[weights[0]]["step"]) == 7
+    assert counts[0] == counts[3], "a new learning rate compiled it again"
+    return all(map(torch.equal, *found))
 
 
 VIEWS = {  # every layout in memory, with shapes that fill whole tiles and others
@@ -331,6 +374,8 @@ def cases() -> Iterator[tuple[str, tuple[object, ...]]]:
             yield "capturable", (row, torch.float32, scaled)
     yield "capturable", ("soda_dagger", torch.bfloat16, True)
     yield "capturable", ("soda_dagger", torch.float16, False)
+    yield "compiled", ("coupled", torch.float32)
+    yield "compiled", ("soda_dagger", torch.bfloat16)
     yield from spectral_cases()
 
 

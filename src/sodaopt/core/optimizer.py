@@ -12,7 +12,7 @@ from torch import Tensor
 from sodaopt import anchors, backends
 from sodaopt.anchors import AnchorName, Source
 from sodaopt.backends import PLAIN, not_compiled
-from sodaopt.core import fused
+from sodaopt.core import compiled, fused
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
@@ -75,8 +75,9 @@ class SODA(StatefulOptimizer):
     foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
     capturable: keep k and the coefficients on the device, so that a CUDA graph may capture step()
-    after a first step outside the graph. lr is then a tensor that a schedule changes in place.
-    Every parameter needs a kernel, and GradScaler skips steps without waiting for the device.
+    after a first step outside the graph, and torch.compile makes it one operator. lr is then a
+    tensor that a schedule changes in place. Every parameter needs a kernel, and GradScaler skips
+    steps without waiting for the device.
     seed: selects the rounding bits.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
@@ -122,6 +123,11 @@ class SODA(StatefulOptimizer):
         super().__init__(params, defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
+        compiled.KNOWN[id(self)] = self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        compiled.KNOWN[id(self)] = self  # a copy is made without __init__
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -142,10 +148,18 @@ class SODA(StatefulOptimizer):
         self._step()
         return loss
 
-    # A traced step would freeze k, which the host reads. One operator of a graph would miss an lr
-    # that the compiled function sets, because torch.compile applies such writes after the graph.
-    @not_compiled
     def _step(self) -> None:
+        if torch.compiler.is_compiling() and self.capturable:
+            params = [p for group in self.param_groups for p in group["params"]]
+            lrs = [group["lr"] for group in self.param_groups]
+            # an operator takes no DTensors, and would not see a number that the function sets
+            if all(type(p) in PLAIN for p in params) and all(isinstance(lr, Tensor) for lr in lrs):
+                compiled.step(params, [p.grad for p in params], lrs, id(self))
+                return
+        self._step_now()
+
+    @not_compiled  # a traced step would freeze k, which the host reads
+    def _step_now(self) -> None:
         for group in self.param_groups:
             if not FOREIGN.isdisjoint(group):  # set after the constructor
                 check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
