@@ -29,15 +29,20 @@ NOT_CODE = {
 LATER = {
     "ranks share the work on matrices": (
         "parallel/exchange.py",
-        "parallel/rounds.py",
+        "parallel/stages.py",
         "parallel/agree.py",
-        "parallel/layout.py: boxes Grid Matrix Piece Round Plan count plan Balance _round _piece"
-        " _flops _holders _within _size buckets",
+        "parallel/layout.py: boxes Grid Param Job Piece Plan deal located is_in_order Balance"
+        " _piece _flops _jobs _within _size",
         "core/together.py",
         "core/validation.py: check_comm_dtype",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
-        "geometry/norms.py: _Lengths.units",
+        "geometry/norms.py: _Lengths.units _Lengths.needs_matrices Norm.needs_matrices"
+        " Sign.needs_matrices",
+        "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
+        " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
+        "geometry/kronecker.py: Kronecker.exchanged",
+        "core/update.py: Bucket.read Bucket.release Bucket.local inputs",
     ),
     "the spectral step by kernels and Gram products": (
         "backends/products.py",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Spectral
-from sodaopt.parallel import rounds
+from sodaopt.parallel import stages
 from tests.parallel.test_exchange import everybody, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
@@ -122,7 +122,7 @@ def stopped(where: str, message: str) -> None:
         if dist.get_rank() == 0:
             if where == "before":
                 return
-            patch.setattr(rounds.Stages, "_packed", lambda *args: broken(args[0]))
+            patch.setattr(stages.Exchange, "_packed", lambda *args: broken(args[0]))
         with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
             opt.step()
 

@@ -20,7 +20,8 @@ from sodaopt import SODA, Method, zoo
 from sodaopt.geometry import Ball, Clip, ColNorm, RowNorm, Sharp, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER
 from sodaopt.geometry.views import conv, split, transposed
-from sodaopt.parallel import exchange
+from sodaopt.lab.cluster import elements_received, elements_under_way
+from sodaopt.parallel import exchange, stages
 from tests.parallel.test_sharded import EXTRA, tolerance
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 from tests.support.training import LR, cut, gap, takes, whole
@@ -174,7 +175,7 @@ GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gat
 def counted() -> Iterator[Log]:
     log, patch = Log(), pytest.MonkeyPatch()
     all_to_all, reduce = dist.all_to_all_single, dist.all_reduce
-    plan, broadcast, gather = exchange.plan, dist.broadcast, getattr(dist, GATHER)
+    deal, broadcast, gather = exchange.deal, dist.broadcast, getattr(dist, GATHER)
 
     def all_to_all_(out: Tensor, x: Tensor, got: Any, given: Any, group: Any, **more: Any) -> Any:
         log.events.append("all_to_all")
@@ -197,15 +198,16 @@ def counted() -> Iterator[Log]:
         log.events.append("all_reduce" if x.is_floating_point() else "agree")
         return reduce(x, *args, **more)
 
-    def plan_(*args: Any) -> Any:
-        log.plans.append(plan(*args))
-        return log.plans[-1]
+    def deal_(*args: Any) -> Any:
+        plans = deal(*args)
+        log.plans += plans
+        return plans
 
     patch.setattr(dist, "all_to_all_single", all_to_all_)
     patch.setattr(dist, GATHER, gather_)
     patch.setattr(dist, "all_reduce", reduce_)
     patch.setattr(dist, "broadcast", broadcast_)
-    patch.setattr(exchange, "plan", plan_)
+    patch.setattr(exchange, "deal", deal_)
     try:
         yield log
     finally:
@@ -237,8 +239,8 @@ def shared_work(parallelism: str, dtype: Any) -> None:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         ours = run(method, parallelism, 1, shapes, torch.float32, comm_dtype=dtype)
     itemsize = (dtype or torch.float32).itemsize
-    assert log.received == sum(sum(p.elements_received()) for p in log.plans) * itemsize
-    assert log.factors == sum(plan.computed for plan in log.plans)
+    assert log.received == sum(sum(elements_received(p)) for p in log.plans) * itemsize
+    assert log.factors == sum(len(plan.mine) for plan in log.plans)
     every = everybody(log)
     flops = [n for other in every for n in other.flops]
     assert sum(other.factors for other in every) == sum(s[0] if len(s) == 3 else 1 for s in shapes)
@@ -262,31 +264,54 @@ def small_gradients(parallelism: str) -> None:
     assert found[0].norm(dim=(1, 2)).tolist() == pytest.approx([6**0.5] * 3 + [0], rel=4e-3)
 
 
-def temporary_memory(parallelism: str, limit: int, bucket: int, rounds: int) -> None:
-    """The results of a bucket, and its rounds under way. The number of parameters does not matter.
+class Negative(Spectral):
+    """A map that needs no memory besides its result."""
 
-    limit, bucket, rounds: elements of a round, of a bucket on this rank, and of the rounds under
-    way, over those of a matrix. A limit of 0 makes one matrix a round of its owner.
+    def minimiser(self, X: Tensor) -> Tensor:
+        return -X
+
+
+def peak(layout: str, limit: int, number: int, **options: Any) -> float:
+    """The temporary memory of a step with some matrices, over the memory of one matrix.
+
+    limit: elements of a bucket, over those of a matrix. 0 makes all matrices large.
     """
-    method = Method(Ball(Spectral(polar=torch.neg)), alpha=0.1)
-    group = dist.group.WORLD if parallelism == "ddp" else None
-    for number in (128, 256):
-        drawn = placed(parallelism, draw(method, 0, [(32, 32)] * number, torch.float32))
-        params = [nn.Parameter(t) for t in drawn]
-        opt = SODA(params, LR, method, process_group=group)
-        for p in params:
-            p.grad = torch.ones_like(p)
-        opt.step()  # makes the state
-        with counted() as log, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exchange, "ROUND_ELEMENTS", limit * 32 * 32)
-            # gloo's thread may keep a tensor for a while
-            for name in ("all_to_all_single", GATHER):
-                patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
-            with Memory() as memory:
-                opt.step()
-        assert {plan.elements_under_way() for plan in log.plans} == {rounds * 32 * 32}
-        peak = memory.peak / (4 * 32 * 32)
-        assert peak == pytest.approx(bucket + rounds, rel=0.01), peak
+    group = {"ddp 2": lambda: mesh_of((2, 2)).get_group(1), "ddp 4": lambda: dist.group.WORLD}
+    method = Method(Ball(Negative()), alpha=0.1, **options)
+    drawn = placed(layout.split()[0], draw(method, 0, [(32, 32)] * number, torch.float32))
+    params = [nn.Parameter(t) for t in drawn]
+    opt = SODA(params, LR, method, process_group=group[layout]() if layout in group else None)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()  # makes the state
+    with counted() as log, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "BUCKET", limit * 32 * 32)
+        # gloo's thread may keep a tensor for a while
+        for name in ("all_to_all_single", GATHER, "broadcast"):
+            patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
+        with Memory() as memory:
+            opt.step()
+    predicted = elements_under_way(log.plans, limit * 32 * 32)
+    m_bar = limit if options else 0
+    assert memory.peak <= 4 * predicted + 4 * 32 * 32 * m_bar + 100
+    assert options or memory.peak >= 4 * predicted
+    return memory.peak / (4 * 32 * 32)
+
+
+def temporary_memory(layout: str) -> None:
+    """It is the prediction of the cost model: at most seven buckets, and m_bar of one, or three
+    large matrices, for any number of parameters and replicas."""
+    for limit, most in ((0, 3), (4, 7 * 4)):
+        few, many = peak(layout, limit, 80), peak(layout, limit, 160)
+        assert many == pytest.approx(few, rel=0.01)
+        assert many <= most * 1.01
+    assert peak(layout, 4, 80, alpha_bar=0.5) <= 8 * 4 * 1.01
+
+
+def memory_of_replicas() -> None:
+    """Four replicas need no more memory than two."""
+    for limit in (0, 1, 4):
+        assert peak("ddp 4", limit, 64) <= peak("ddp 2", limit, 64) * 1.01
 
 
 def shared_factors(parallelism: str) -> None:
@@ -295,7 +320,7 @@ def shared_factors(parallelism: str) -> None:
     with counted() as log:
         roots = log.roots(zoo.shampoo().geometry)
         ours = run(replace(zoo.shampoo(), geometry=roots), parallelism, 2, shapes)
-    assert log.received == sum(sum(p.elements_received()) for p in log.plans) * 8
+    assert log.received == sum(sum(elements_received(p)) for p in log.plans) * 8
     assert sum(other.factors for other in everybody(log)) == 2 * 2 * len(shapes)
     assert gap(ours, run(zoo.shampoo(), None, 2, shapes)) <= tolerance("shampoo")
 
@@ -341,30 +366,54 @@ def one_reduction(parallelism: str, name: str) -> None:
     assert [e for e in log.events if e != "agree"] == ["all_reduce"]
 
 
-def overlap(parallelism: str) -> None:
-    """The next round travels before this one is computed, and results before later products."""
+def overlap(parallelism: str, limit: int) -> None:
+    """The next bucket travels before this one is computed, and results before later products, also
+    if the buckets are of two groups."""
+    shapes = [(6, 5)] * 12
     with counted() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "ROUND_ELEMENTS", 59)  # a round has one matrix, a bucket has all
+        patch.setattr(stages, "BUCKET", limit)
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
-        ours = run(method, parallelism, 1, [(6, 5)] * 12)
-    assert [e for e in log.events if e != "agree"] == ORDERS[parallelism]
-    assert gap(ours, run(method, None, 1, [(6, 5)] * 12)) <= 1e-10
+        params = [nn.Parameter(t) for t in placed(parallelism, draw(method, 0, shapes))]
+        for p, g in zip(params, placed(parallelism, draw(method, 1, shapes)), strict=True):
+            p.grad = g
+        SODA([{"params": params[:4]}, {"params": params[4:]}], LR, method).step()
+    events = [e for e in log.events if e != "agree"]
+    replica = dist.get_rank() // 2 if parallelism == "hsdp" else 0
+    assert events == ORDERS[parallelism, limit][replica], events
+    assert gap([whole(p) for p in params], run(method, None, 1, shapes)) <= 1e-10
 
 
 ORDERS = {
-    "fsdp": [
+    ("fsdp", 59): [[
         "all_to_all",
         "all_to_all", "compute", "all_to_all",
         "all_to_all", "compute", "all_to_all",
         "compute", "all_to_all",
-    ],
-    "hsdp": [
+    ]],
+    ("hsdp", 60): [[
         "all_to_all",
         "all_to_all", "compute", "all_to_all",
         "all_to_all", "all_gather", "compute", "all_to_all",
         "all_gather", "compute", "all_to_all",
         "all_gather",
+    ]] * 2,
+    # A bucket has work for one replica. Both have computed before the first results are spread.
+    ("hsdp", 31): [
+        [
+            "all_to_all", "compute", "all_to_all",
+            "all_to_all", "broadcast", "compute", "all_to_all",
+            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
+            "broadcast", "broadcast", "broadcast",
+        ],
+        [
+            "all_to_all", "compute", "all_to_all",
+            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
+            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
+            "broadcast", "broadcast",
+        ],
     ],
+    # Large matrices are not overlapped.
+    ("fsdp", 29): [["all_to_all", "compute", "all_to_all"] * 3],
 }  # fmt: skip
 
 
@@ -380,11 +429,9 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
         yield same_bits, (parallelism,)
     for parallelism in ("tp", "fsdp x row tp"):
         yield small_gradients, (parallelism,)
-    for parallelism, *elements in (
-        ("fsdp", 0, 2, 5), ("hsdp", 0, 4, 7), ("ddp", 0, 8, 7),
-        ("fsdp", 4, 32, 28), ("hsdp", 4, 32, 18), ("ddp", 4, 32, 7),
-    ):  # fmt: skip
-        yield temporary_memory, (parallelism, *elements)
+    for layout in ("fsdp", "tp", "hsdp", "replicated tp", "fsdp x row tp", "ddp 2", "ddp 4"):
+        yield temporary_memory, (layout,)
+    yield memory_of_replicas, ()
     yield balanced_over_groups, ()
     yield few_matrices, ()
     yield silent, (None, "muon", SHAPES)
@@ -395,8 +442,8 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
     for parallelism in ("fsdp", "hsdp", "fsdp x row tp"):
         yield one_reduction, (parallelism, "columns")
     yield one_reduction, ("tp", "sharp sign")
-    yield overlap, ("fsdp",)
-    yield overlap, ("hsdp",)
+    for parallelism, limit in ORDERS:
+        yield overlap, (parallelism, limit)
 
 
 def bind(f: Callable[..., None], args: tuple[Any, ...]) -> Check:

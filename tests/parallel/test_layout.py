@@ -1,13 +1,18 @@
 """The plan on the host: every entry of every matrix travels once, and ranks have even work."""
 
 import math
+from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
 from sodaopt.geometry.views import Frame, conv, grouped, heads, matrix, split, transposed, whole
-from sodaopt.parallel.layout import Grid, Placement, boxes, buckets, plan
+from sodaopt.lab.cluster import elements_received, elements_under_way
+from sodaopt.parallel import layout
+from sodaopt.parallel.layout import Grid, Param, Placement, boxes, deal
+from sodaopt.parallel.stages import schedule
 from tools import scaling
 
 VIEWS = {
@@ -37,18 +42,23 @@ MIXED = [VIEWS[name] for name in ("matrix", "experts", "fused", "few experts", "
 
 
 def plans(params: list, placement: Placement, R: int, S: int, limit: int = 40) -> dict:
-    """The plan of each rank. A vector is not cut by a second dimension."""
+    """The plans of each rank. A vector is not cut by a second dimension."""
 
     def fitted(shape: tuple[int, ...]) -> Placement:
         cuts = tuple(c if c is None or c < len(shape) else 0 for c in placement.cuts)
         return placement._replace(cuts=cuts)
 
-    entries = tuple((shape, fitted(shape), view(shape)) for view, shape in params)
-    loads = (0,) * (R * S)
-    return {
-        (r, s): plan(Grid(R, S, r, s), entries, loads, limit)
-        for r, s in product(range(R), range(S))
-    }
+    entries = tuple(Param(0, s, fitted(s), ((s, view(s)),)) for view, s in params)
+    ranks = product(range(R), range(S))
+    return {(r, s): deal(Grid(R, S, r, s), entries, limit) for r, s in ranks}
+
+
+def totals(every: dict, S: int) -> list[int]:
+    """The work of each rank. All ranks have the same plans."""
+    first, *others = [[plan.work for plan in of] for of in every.values()]
+    assert all(work == first for work in others)
+    work = sum(first, Counter())
+    return [work[r * S + s] for r, s in every]
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -70,66 +80,107 @@ def test_every_entry_travels_once(name: str) -> None:
     entry of a shard comes back from one replica."""
     placement, R, S = PLACEMENTS[name]
     every = plans(MIXED, placement, R, S)
-    for number in range(len(every[0, 0].rounds)):
+    for number in range(len(every[0, 0])):
         for (r, s), t in product(every, range(S)):
-            sent = every[r, s].rounds[number].held[r][t]
-            expected = every[r, t].rounds[number].made_of[s]
-            if every[r, s].rounds[number].travels or s == t:
-                assert [p.size for p in sent] == [p.size for p in expected]
-    for (_, s), one in every.items():
-        for j, (_, shape) in enumerate(MIXED):
-            axes = boxes(shape, placement)[s]
-            seen = torch.zeros([len(axis) for axis in axes])
-            for n in one.rounds:
-                for piece in (
-                    p for row in n.held for pieces in row for p in pieces if p.tensor == j
-                ):
-                    seen[piece.at] += 1
-            assert bool((seen == 1).all())
+            sent = [p.size for p in every[r, s][number].held[r] if p.shard == t]
+            expected = [p.size for p in every[r, t][number].made_of if p.shard == s]
+            assert sent == expected
+    for (_, s), of in every.items():
+        seen = {}
+        for plan in of:
+            for n, j in enumerate(plan.params):
+                seen[j] = torch.zeros([len(axis) for axis in boxes(MIXED[j][1], placement)[s]])
+                assert seen[j].shape == plan.shapes[n]
+            for piece in (p for row in plan.held for p in row):
+                seen[plan.params[piece.tensor]][piece.at] += 1
+        assert sorted(seen) == list(range(len(MIXED)))
+        assert all(bool((t == 1).all()) for t in seen.values())
 
 
+@pytest.mark.parametrize("limit", [1, 40, 1000])
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_work_is_even(name: str) -> None:
+def test_work_is_even(name: str, limit: int) -> None:
     """No rank has more than its share and one matrix. Experts that stay where they are may."""
     placement, R, S = PLACEMENTS[name]
     params = [VIEWS[name] for name in ("matrix", "fused", "one row", "transposed", "kernel")] * 3
-    every = plans(params, placement, R, S)
-    (loads,) = {p.loads for p in every.values()}
-    largest = max(m.flops for p in every.values() for n in p.rounds for m in n.mine)
-    assert max(loads) <= sum(loads) / len(loads) + largest
-    for (r, s), p in every.items():
-        assert sum(m.flops for n in p.rounds for m in n.mine) == loads[r * S + s]
+    every = plans(params, placement, R, S, limit)
+    work = totals(every, S)
+    largest = max(flops(shape, view) for view, shape in params)
+    assert max(work) <= sum(work) / len(work) + largest
+    for of, expected in zip(every.values(), work, strict=True):
+        mine = [plan.frames[n] for plan in of for n, _ in plan.mine]
+        assert sum(layout._flops(f.o, f.i * f.taps) for f in mine) == expected
+
+
+def flops(shape: tuple[int, ...], view: Any) -> int:
+    f = view(shape)
+    return layout._flops(f.o, f.i * f.taps)
 
 
 def test_experts_stay_with_their_ranks() -> None:
     placement, R, S = PLACEMENTS["fsdp"]
-    for one in plans([VIEWS["experts"]], placement, R, S).values():
-        assert not any(n.travels for n in one.rounds)
-        assert (one.computed, one.elements_received()) == (2, (0, 0))
+    for (plan,) in plans([VIEWS["experts"]], placement, R, S).values():
+        assert not plan.travels
+        assert (len(plan.mine), elements_received(plan)) == (2, (0, 0))
 
 
-def test_rounds_are_bounded() -> None:
+def test_other_matrices_fill_the_gaps_that_experts_leave() -> None:
+    """Ten experts on four ranks are 3 + 3 + 3 + 1."""
     placement, R, S = PLACEMENTS["fsdp"]
-    for one in plans([VIEWS["matrix"]] * 16, placement, R, S, limit=80).values():
-        assert [len(n.mine) for n in one.rounds] == [2, 2]
+    params = [(matrix, (4, 4)), (matrix, (10, 4, 4)), (matrix, (4, 4))]
+    assert totals(plans(params, placement, R, S), S) == [3 * 192] * 4
 
 
+@pytest.mark.parametrize("limit", [1, 100, 3000])
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_buckets_are_bounded(name: str) -> None:
-    """A rank holds at most eight rounds of a bucket, two matrices for each replica, or a parameter.
+def test_buckets_are_bounded(name: str, limit: int) -> None:
+    """A rank neither holds nor computes more than the limit, one matrix or one parameter.
 
-    Every rank has a matrix to compute, also if the matrices are convolutions.
+    Uneven shards of large matrices are an exception, so that each of the S ranks has a matrix.
     """
     placement, R, S = PLACEMENTS[name]
     shapes = [(8, 6), (24, 12), (40, 12, 4), (16, 24, 3, 3)] * 40
-    numbers = {shape: shape[0] if len(shape) == 3 else 1 for shape in shapes}
-    found = buckets(R, [(shape, placement, numbers[shape]) for shape in shapes], 100)
-    assert sorted(j for part in found for j in part) == list(range(len(shapes)))
-    for part in found:
-        largest = [math.prod(map(len, boxes(shapes[j], placement)[0])) for j in part]
-        matrices = [math.prod(shapes[j]) // numbers[shapes[j]] for j in part]
-        assert sum(largest) <= max(8 * 100, 2 * R * max(matrices)) or len(part) == 1
-        assert part is found[-1] or sum(math.prod(shapes[j]) for j in part) >= R * S * matrices[0]
+    params = [(conv if len(shape) == 4 else matrix, shape) for shape in shapes]
+    for of in plans(params, placement, R, S, limit).values():
+        assert sorted(j for plan in of for j in plan.params) == list(range(len(shapes)))
+        for plan in of:
+            uneven = 0 if all(shapes[j][0] % S == 0 for j in plan.params) else 2 * plan.largest
+            assert plan.size <= max(limit, plan.largest, uneven) or len(plan.params) == 1
+            assert sum(math.prod(shape) for _, shape in plan.mine) <= plan.size
+            assert sum(plan.parts) <= plan.size
+
+
+@pytest.mark.parametrize("limit", [24, 48, 400])
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_memory_depends_neither_on_the_number_of_parameters_nor_on_replicas(
+    name: str, limit: int
+) -> None:
+    """Eight buckets, or three matrices if they are larger than a bucket."""
+    placement, R, S = PLACEMENTS[name]
+    for number in (200, 400):
+        for of in plans([(matrix, (8, 6))] * number, placement, R, S, limit).values():
+            assert elements_under_way(of, limit) <= max(8 * limit, 3 * 48) * 1.05
+    if S == 1:
+        for replicas in (2, 8, 64):
+            grid = Grid(replicas, 1, 0, 0)
+            whole_ = Placement((replicas,), (None,), (0,))
+            many = tuple([Param(0, (8, 6), whole_, (((8, 6), matrix((8, 6))),))] * 256)
+            needed = elements_under_way(deal(grid, many, limit), limit)
+            assert needed <= max(8 * limit, 3 * 48)
+
+
+@pytest.mark.parametrize("R", [1, 2, 8])
+@pytest.mark.parametrize("limit", [16, 48, 100])
+def test_every_replica_computes_before_results_are_spread(R: int, limit: int) -> None:
+    """When the first results are spread, each of the replicas has computed a matrix."""
+    placement = Placement((R, 2), (None, 0), (0, 1))
+    entry = Param(0, (8, 6), placement, (((8, 6), matrix((8, 6))),))
+    of = deal(Grid(R, 2, 0, 0), (entry,) * 64, limit)
+    order = list(schedule(of, limit))
+    before = order[: next(n for n, (stage, _) in enumerate(order) if stage == "spread")]
+    owners = {rank // 2 for stage, j in before if stage == "compute" for rank in of[j].work}
+    assert owners == set(range(R))
+    assert sorted(order) == sorted(product(("send", "compute", "spread", "finish"), range(len(of))))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,7 +16,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
-from sodaopt.core.update import Bucket, eager_step
+from sodaopt.core.update import Bucket, eager_step, full_precision
 from sodaopt.core.validation import (
     FOREIGN,
     check_comm_dtype,
@@ -172,9 +171,7 @@ class SODA(StatefulOptimizer):
             inputs, buckets = None, agreed(self, self._buckets)
         done = []
         for bucket in buckets:
-            # inside an autocast region the matrix products would run in 16 bits
-            device = bucket.params[0].device.type
-            with nullcontext() if device == "meta" else torch.autocast(device, enabled=False):
+            with full_precision(bucket):
                 bucket.run(bucket)
             bucket.g = []
             self._advance(bucket)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sodaopt.core.update import Bucket
+from sodaopt.core.update import Bucket, dual_average, finish, full_precision, inputs
 from sodaopt.core.validation import labels
+from sodaopt.parallel import stages
 from sodaopt.parallel.agree import agree, partners
+from sodaopt.parallel.exchange import Shards, Sharing
+from sodaopt.parallel.stages import Exchange
 
 if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
@@ -41,8 +44,8 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     if failure is not None:
         raise failure
     opt._has_agreed = True
-    for b in buckets:
-        yield from _cut(b)
+    yield from (b for b in buckets if b.sharing is None)
+    yield from _stepped_together(opt._sharing, [b for b in buckets if b.sharing is not None])
     failure = opt._sharing.failure
     for ranks in shared:
         agree(ranks, None, list, failure, "compute", first)
@@ -57,16 +60,39 @@ def _made(make: Callable[[], list[Bucket]]) -> tuple[list[Bucket], Exception | N
         return [], e
 
 
-def _cut(b: Bucket) -> Iterator[Bucket]:
-    """Cut a bucket that ranks share, to bound the temporary memory of its step."""
-    if b.sharing is None:
-        yield b
-        return
-    names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
-    matrices = [b.method.geometry.matrices(shape) for shape in b.shapes]
-    for part in b.sharing.shards(b.params).buckets(matrices):
-        lists: dict[str, Any] = {name: [getattr(b, name)[j] for j in part] for name in names}
-        yield replace(b, **lists)
+def _stepped_together(sharing: Sharing, buckets: list[Bucket]) -> Iterator[Bucket]:
+    """Take shared buckets through their stages, and yield each one when its results arrive."""
+    by_key: dict[Any, list[Bucket]] = {}
+    for b in buckets:
+        by_key.setdefault(sharing.key(b.params[0]), []).append(b)
+    for members in by_key.values():
+        parts = _cut(sharing, members)
+        for stage, j in stages.schedule([exchange.plan for _, exchange in parts], stages.BUCKET):
+            b, exchange = parts[j]
+            if stage == "send":
+                dual_average(b)
+            with full_precision(b):
+                getattr(exchange, stage)()
+            b.release()
+            if stage == "finish":
+                yield b
+                exchange.shards.results = None  # frees them
+
+
+def _cut(sharing: Sharing, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange]]:
+    """Cut buckets of one key into smaller ones, each with its exchange."""
+    every = [(n, b, j) for n, b in enumerate(buckets) for j in range(len(b.params))]
+    tensors = [b.method.geometry.exchanged(tuple(b.shapes[j])) for _, b, j in every]
+    shards, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
+    for plan in shards.deal([n for n, *_ in every], tensors):
+        b = buckets[plan.kind[0]]
+        names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
+        own: dict[str, Any] = {n: [getattr(b, n)[every[j][2]] for j in plan.params] for n in names}
+        shards = Shards(sharing, own["params"])
+        b = replace(b, run=finish, shards=shards, **own)
+        exchange = Exchange(shards, plan, b.method.geometry.mapped, partial(inputs, b), b.dtype)
+        found.append((b, exchange))
+    return found
 
 
 def _shared(opt: SODA) -> dict[Any, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from sodaopt.parallel.exchange import Sharing
 class Bucket(Context):
     """Parameters that one update moves: they share method, step, dtype, device and layout.
 
-    g: set by `dual_average`.
+    g: the gradients in the dtype of the sums, set by `read`.
     indices: the index of each parameter in the optimizer. It selects the rounding bits.
     z0: where the initial weights of each parameter are, if the method's centre is "init".
     is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
@@ -75,6 +76,25 @@ class Bucket(Context):
             return [sharded.local_like(p.grad, p) for p in self.params]
         return [p.grad for p in self.params]  # type: ignore[misc]
 
+    def read(self) -> None:
+        """Set g, unless it is set."""
+        if not self.g:
+            self.g = [_cast(g, self.dtype) for g in self.gradients()]
+            if self.group["maximize"]:
+                self.g = list(torch._foreach_neg(self.g))
+
+    def release(self) -> None:
+        """Free copies in g, unless `read` must communicate to make them again."""
+        if all(not self.is_sharded or sharded.is_placed_like(p.grad, p) for p in self.params):
+            self.g = []
+
+    def local(self) -> Bucket:
+        """The bucket with this rank's shards of the state."""
+        if not self.is_sharded:
+            return self
+        state = [{name: sharded.local(t) for name, t in s.items()} for s in self.state]
+        return replace(self, state=state)
+
     def points(self) -> list[Tensor]:
         """The parameters in the dtype of the sums: themselves if they have it, else copies."""
         shards = [sharded.local(p) for p in self.params] if self.is_sharded else self.params
@@ -88,8 +108,13 @@ class Bucket(Context):
 
 def eager_step(b: Bucket) -> None:
     """Take one step, line by line."""
-    m_bar = dual_average(b)
-    u = mirror(b, m_bar)
+    dual_average(b)
+    finish(b)
+
+
+def finish(b: Bucket) -> None:
+    """The lines after the dual average."""
+    u = mirror(b)
     y = b.points()
     if b.method._fused:
         pull_to_centre(b, y)
@@ -99,31 +124,38 @@ def eager_step(b: Bucket) -> None:
     b.write(y)
 
 
-def dual_average(b: Bucket) -> list[Tensor]:
-    """m <- lerp(m, g, alpha). Return m_bar = lerp(m, g, alpha_bar)."""
-    b.g = [_cast(g, b.dtype) for g in b.gradients()]
-    if b.group["maximize"]:
-        b.g = list(torch._foreach_neg(b.g))
+def dual_average(b: Bucket) -> None:
+    """m <- lerp(m, g, alpha)."""
+    b.read()
+    if b.method._keeps_m:
+        torch._foreach_lerp_(b.kept("m"), b.g, b.c.alpha)
+
+
+def optimism(b: Bucket) -> list[Tensor]:
+    """m_bar = lerp(m, g, alpha_bar)."""
+    b.read()
     if not b.method._keeps_m:
         return b.g
     m = b.kept("m")
-    torch._foreach_lerp_(m, b.g, b.c.alpha)
     return m if b.method.alpha_bar == 0 else list(torch._foreach_lerp(m, b.g, b.c.alpha_bar))
 
 
-def mirror(b: Bucket, m_bar: list[Tensor]) -> list[Tensor]:
+def inputs(b: Bucket) -> list[Tensor]:
+    """This rank's shards of the tensors whose matrices one rank maps whole."""
+    return b.method.geometry.tensors(optimism(b), b.local())
+
+
+def mirror(b: Bucket) -> list[Tensor]:
     """u of the geometry, on this rank's shards."""
     geometry = b.method.geometry
-    if b.is_sharded:
-        b = replace(b, state=[{name: sharded.local(t) for name, t in s.items()} for s in b.state])
-        if not (geometry.elementwise or geometry.exchanges):
-            raise NotImplementedError(
-                f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set "
-                "its `exchanges`, and let it call `context.shards.deal` or `sum`"
-            )
-    if b.sharing is not None and geometry.exchanges:
-        b = replace(b, shards=b.sharing.shards(b.params))
-    return geometry(m_bar, b.method._step_size(b.c), b)
+    if b.is_sharded and not (geometry.elementwise or geometry.exchanges):
+        raise NotImplementedError(
+            f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set its "
+            "`exchanges`, and describe the matrices that it needs whole by `exchanged`"
+        )
+    has_results = b.shards is not None and b.shards.results is not None
+    m_bar = optimism(b) if geometry.reads_m_bar or not has_results else []
+    return geometry(m_bar, b.method._step_size(b.c), b.local())
 
 
 def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:
@@ -148,6 +180,12 @@ def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
     if method._keeps_x and z is not y:
         torch._foreach_copy_(y, x)
         torch._foreach_lerp_(y, z, b.c.lam_bar)
+
+
+def full_precision(b: Bucket) -> AbstractContextManager[Any]:
+    """Inside an autocast region the matrix products would run in 16 bits."""
+    device = b.params[0].device.type
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sodaopt._errors import times
-from sodaopt.geometry.maps import Context, Geometry, State
+from sodaopt.geometry.maps import Context, Exchanged, Geometry, State
 from sodaopt.geometry.views import Shape, matrix
 from sodaopt.schedules import Number
 
@@ -29,6 +29,7 @@ class Kronecker(Geometry):
 
     eps: float = 1e-12
     exchanges: ClassVar[bool] = True
+    reads_m_bar: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.eps > 0:
@@ -44,20 +45,24 @@ class Kronecker(Geometry):
 
         return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
 
-    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+    def exchanged(self, shape: Shape) -> Exchanged:
+        o, i = shape
+        return tuple((s, matrix(s)) for s in ((o, i), (o, i), (o, o), (i, i)))
+
+    def tensors(self, m_bar: list[Tensor], context: Context) -> list[Tensor]:
         L, R = ([s[name] for s in context.state] for name in ("L", "R"))
-        fours = [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
-        if context.shards is None:
-            new = self._directions(fours)
-        else:
-            shapes = [s for o, i in context.shapes for s in ((o, i), (o, i), (o, o), (i, i))]
-            new = context.shards.deal(self._directions, fours, matrix, shapes)
+        return [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
+
+    def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
+        new = context.shards and context.shards.results
+        new = new or self.mapped(self.tensors(m_bar, context))
+        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
         torch._foreach_copy_(L + R, new[2::4] + new[3::4])
         u = new[0::4]
         torch._foreach_mul_(u, -gamma)
         return u
 
-    def _directions(self, fours: list[Tensor]) -> list[Tensor]:
+    def mapped(self, fours: list[Tensor]) -> list[Tensor]:
         """Map m_bar, G, L and R of each parameter to L^(-1/4) m_bar R^(-1/4), G, new L and R."""
         out = []
         for d, G, L, R in zip(*(fours[j::4] for j in range(4)), strict=True):

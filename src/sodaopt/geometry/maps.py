@@ -14,12 +14,14 @@ from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, matrixwise
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.shards import Shards
-from sodaopt.geometry.views import Shape, View, matrix
+from sodaopt.geometry.views import Frame, Shape, View, matrix
 from sodaopt.schedules import Coef, Number
 
 ELEMENTWISE = frozenset(("diagonal", "sign", "identity"))
 State: TypeAlias = dict[str, Any]
 """The optimizer's state of one parameter."""
+Exchanged: TypeAlias = tuple[tuple[Shape, Frame], ...]
+"""The shape and the frame of some tensors."""
 
 
 @dataclass
@@ -49,7 +51,11 @@ class Geometry:
 
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
-    elementwise is refused on sharded parameters.
+    elementwise is refused on sharded parameters. It completes sums over shards with
+    `context.shards.sum`. If it needs whole matrices, it describes them by `exchanged`, `tensors`
+    and `mapped`. One rank then maps each matrix, and `context.shards.results` has this rank's
+    shards of the results when the map is called.
+    reads_m_bar: False if the map does not read m_bar when these results have arrived.
 
     >>> zoo.shampoo().geometry.homogeneous
     True
@@ -57,6 +63,7 @@ class Geometry:
 
     homogeneous: ClassVar[bool] = True
     exchanges: ClassVar[bool] = False
+    reads_m_bar: ClassVar[bool] = True
 
     @property
     def kernel(self) -> str | None:
@@ -89,9 +96,24 @@ class Geometry:
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
-    def matrices(self, shape: Shape) -> int:
-        """The number of matrices in a parameter of this shape, which ranks may compute apart."""
-        return 1
+    def exchanged(self, shape: Shape) -> Exchanged:
+        """The shape and the frame of each tensor of a parameter whose matrices are mapped whole.
+
+        Several tensors of a parameter have the same number of matrices. They are cut like the
+        parameter, and travel in their own dtype. Empty: the map does not need whole matrices.
+        """
+        return ()
+
+    def tensors(self, m_bar: list[Tensor], context: Context) -> list[Tensor]:
+        """These tensors of each parameter, or this rank's shards of them."""
+        return m_bar
+
+    def mapped(self, matrices: list[Tensor]) -> list[Tensor]:
+        """Map whole matrices (o, i) of these tensors, in new tensors of the same shapes.
+
+        The result of a single tensor must not depend on the scale of the matrix.
+        """
+        raise NotImplementedError
 
     def with_view(self, view: View) -> Geometry:
         """Return the map for a layer that stores its matrices in this way."""
@@ -141,8 +163,11 @@ class _NormMap(Geometry):
     def check(self, shape: Shape) -> None:
         _check_view(self.norm, shape)
 
-    def matrices(self, shape: Shape) -> int:
-        return self.norm.view(shape).n
+    def exchanged(self, shape: Shape) -> Exchanged:
+        return ((shape, self.norm.view(shape)),) if self.norm.needs_matrices(shape) else ()
+
+    def mapped(self, matrices: list[Tensor]) -> list[Tensor]:
+        return matrixwise(self.norm.minimiser, matrices)
 
     def with_view(self, view: View) -> Geometry:
         return replace(self, norm=self.norm.with_view(view))
@@ -179,6 +204,8 @@ class Ball(_NormMap):
     >>> Method(Ball(Sign(unit), radius=2.0), alpha=0.1).geometry.radius
     2.0
     """
+
+    reads_m_bar: ClassVar[bool] = False
 
     @property
     def kernel(self) -> str | None:
@@ -280,6 +307,7 @@ class MultiNorm(Geometry):
     iterations: int = 5
     view: View = matrix
     exchanges: ClassVar[bool] = True
+    reads_m_bar: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         count("iterations", self.iterations, 1)
@@ -287,14 +315,18 @@ class MultiNorm(Geometry):
     def check(self, shape: Shape) -> None:
         _check_view(self, shape)
 
-    def matrices(self, shape: Shape) -> int:
-        return self.view(shape).n
+    def exchanged(self, shape: Shape) -> Exchanged:
+        return ((shape, self.view(shape)),)
+
+    def mapped(self, matrices: list[Tensor]) -> list[Tensor]:
+        return matrixwise(self._balanced, matrices)
 
     def with_view(self, view: View) -> Geometry:
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = matrixwise(self._balanced, m_bar, self.view, context.shards)
+        results = context.shards and context.shards.results
+        u = results or matrixwise(self._balanced, m_bar, self.view)
         torch._foreach_mul_(u, -gamma)
         return u
 

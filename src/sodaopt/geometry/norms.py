@@ -20,14 +20,9 @@ EXAMPLES = {"scale": "geometry.rms", "view": "views.conv", "polar": "polar.EXACT
 
 
 def matrixwise(
-    map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View, shards: Shards | None = None
+    map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View = matrix
 ) -> list[Tensor]:
-    """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch.
-
-    shards: ds are this rank's shards. Each matrix is then mapped by one rank.
-    """
-    if shards is not None:
-        return shards.deal(lambda Xs: matrixwise(map_, Xs, matrix), ds, view)
+    """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch."""
     out: list[Tensor] = list(ds)
     frames = {shape: view(shape) for shape in {d.shape for d in ds}}
     buckets: dict[object, list[int]] = {}
@@ -108,9 +103,14 @@ class Norm:
     def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         """The lmo of each d before scaling.
 
-        shards: ds are this rank's shards, and this object exchanges them with the other ranks.
+        shards: ds are this rank's shards, and this object has the results of whole matrices.
         """
-        return matrixwise(self.minimiser, ds, self.view, shards)
+        results = None if shards is None else shards.results
+        return matrixwise(self.minimiser, ds, self.view) if results is None else results
+
+    def needs_matrices(self, shape: Shape) -> bool:
+        """Whether the lmo needs each matrix of a parameter whole on one rank."""
+        return True
 
     def duals(self, ds: list[Tensor], units: list[Tensor], shards: Shards | None) -> list[Tensor]:
         """The dual norm of each d before scaling, to be multiplied with d."""
@@ -151,6 +151,9 @@ class Sign(Norm):
 
     def size(self, X: Tensor) -> Tensor:
         return X.abs().amax((-2, -1))
+
+    def needs_matrices(self, shape: Shape) -> bool:
+        return False
 
     def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
         u = list(torch._foreach_sign(ds))
@@ -193,10 +196,13 @@ class _Lengths(Norm):
     def minimiser(self, X: Tensor) -> Tensor:
         return _over(X, _length(X, self.along))
 
+    def needs_matrices(self, shape: Shape) -> bool:
+        return self.view(shape).sides(shape) is None
+
     def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
-        sides = [] if shards is None else [self.view(s).sides(s) for s in shards.shapes]
-        if shards is None or None in sides:
+        if shards is None or shards.results is not None:
             return super().units(ds, shards)
+        sides = [self.view(shape).sides(shape) for shape in shards.shapes]
         dims = [sum((pair[n] for n in self.along), ()) for pair in sides if pair]
         parts = [_length(d, n).square() for d, n in zip(ds, dims, strict=True)]
         squares = shards.sum(parts, dims)

@@ -7,7 +7,8 @@ and were not measured on a cluster:
     passes         the bytes of parameters, gradients and state, over the GPU's memory bandwidth
     products       the products of the busiest rank
     communication  the bytes that a rank receives, over NVLink within a node, else over the network
-    step           passes + the larger one of products and communication, which overlap
+    step           passes + the larger one of products and communication, which overlap, + the
+                   communication of large matrices, which does not overlap with products
 
 The step runs after the backward pass, and the table compares it with that pass.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,11 +26,21 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from sodaopt import SODA, param_groups
-from sodaopt.geometry.maps import Ball, Geometry
 from sodaopt.geometry.norms import Spectral
 from sodaopt.geometry.polar import Newton
-from sodaopt.parallel.exchange import ROUND_ELEMENTS
-from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, buckets, plan
+from sodaopt.parallel import stages
+from sodaopt.parallel.layout import (
+    Grid,
+    Param,
+    Piece,
+    Placement,
+    Plan,
+    Shape,
+    boxes,
+    deal,
+    is_in_order,
+    located,
+)
 
 METHODS = ("adamw", "soda(adamw)", "muon", "soda(muon)", "soda_dagger")
 KINDS = ("ddp", "fsdp", "hsdp")
@@ -89,7 +101,8 @@ class Counts:
     """The memory, traffic and products of one rank in a step, in bytes and FLOP.
 
     flops, busiest: the products of this rank, and of the rank that has most.
-    temporary: the results of a bucket, and its rounds under way.
+    temporary: the buckets under way.
+    large: the bytes of shards and of replicas that buckets with large matrices receive.
     """
 
     weights: int = 0
@@ -100,6 +113,7 @@ class Counts:
     busiest: int = 0
     temporary: int = 0
     passes: int = 0
+    large: tuple[int, int] = (0, 0)
     plans: list[Plan] = field(default_factory=list, repr=False)
 
     @property
@@ -113,39 +127,78 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
 
     opt: an optimizer over whole parameters, which may be on the meta device.
     """
-    found, loads = Counts(), (0,) * (grid.R * grid.S)
-    work = [0] * (grid.R * grid.S)
-    for group in opt.param_groups:
+    found, params = Counts(), list[Param]()
+    for number, group in enumerate(opt.param_groups):
         geometry = opt.methods[group["method"]].geometry
-        shapes = [tuple(p.shape) for p in group["params"]]
-        for p, shape in zip(group["params"], shapes, strict=True):
+        for p in group["params"]:
+            shape = tuple(p.shape)
             own = math.prod(map(len, boxes(shape, placement)[grid.s]))
             sums = [t for t in opt.state[p].values() if t.shape == p.shape and t.ndim]
             found.weights += own * FP32
             found.state += own * sum(t.itemsize for t in sums)
             found.passes += own * FP32 * (3 + 2 * len(sums))  # read g, read and write p and state
-        if not has_polar_factors(geometry):
-            continue
-        params = [(shape, placement, geometry.matrices(shape)) for shape in shapes]
-        for part in buckets(grid.R, params, ROUND_ELEMENTS):
-            bucket = [shapes[j] for j in part]
-            made = _plan(grid, bucket, placement, geometry, loads)
-            each = _flops_per_unit(geometry)
-            work = [w + each * (b - a) for w, a, b in zip(work, loads, made.loads, strict=True)]
-            loads = made.loads
-            _add(found, made, bucket, placement)
-    found.flops, found.busiest = work[grid.r * grid.S + grid.s], max(work)
+            if has_polar_factors(geometry):
+                exchanged: Any = geometry.exchanged(shape)
+                params.append(Param(number, shape, placement, exchanged))
+    found.plans = deal(grid, tuple(params), stages.BUCKET)
+    found.temporary = FP32 * elements_under_way(found.plans, stages.BUCKET)
+    work = Counter[int]()
+    for made in found.plans:
+        group = opt.param_groups[params[made.params[0]].number]
+        each = _flops_per_unit(opt.methods[group["method"]].geometry)
+        work.update({rank: each * n for rank, n in made.work.items()})
+        shards, replicas = (FP32 * n for n in elements_received(made))
+        found.shards += shards
+        found.replicas += replicas
+        if made.size > stages.BUCKET:
+            found.large = found.large[0] + shards, found.large[1] + replicas
+    found.flops, found.busiest = work[grid.r * grid.S + grid.s], max(work.values(), default=0)
     return found
 
 
-def _plan(
-    grid: Grid, shapes: Sequence[tuple[int, ...]], placement: Placement, geometry: Geometry,
-    loads: tuple[int, ...],
-) -> Plan:  # fmt: skip
-    assert isinstance(geometry, Ball)
-    frames = [geometry.norm.view(shape) for shape in shapes]
-    params = tuple((s, placement, f) for s, f in zip(shapes, frames, strict=True))
-    return plan(grid, params, loads, ROUND_ELEMENTS)
+def elements_received(plan: Plan) -> tuple[int, int]:
+    """The elements that this rank receives from other shards, and from other replicas with padding
+    included."""
+    R, _, r, s = plan.grid
+    pieces = [p for p in plan.held[r] + plan.made_of if p.shard != s]
+    shards, parts = plan.travels * sum(p.size for p in pieces), plan.parts
+    return shards, (R - 1) * max(parts) if plan.is_even else sum(parts) - parts[r]
+
+
+def elements_under_way(plans: Sequence[Plan], limit: int) -> int:
+    """The most elements of buckets that are in memory at once, by the order of their stages."""
+    most, total, held = 0, 0, [0] * len(plans)
+    needed = [_needed(plan) for plan in plans]
+    for stage, j in stages.schedule(plans, limit):
+        within, after = needed[j][stage]
+        most = max(most, total - held[j] + within)
+        total, held[j] = total - held[j] + after, after
+    return most
+
+
+def _needed(n: Plan) -> dict[str, tuple[int, int]]:
+    """The most elements that a bucket needs within each stage, and those it holds after it."""
+    R, own, parts = n.grid.R, n.parts[n.grid.r], n.parts
+    shapes = [shape for _, shape in n.mine]
+    mine, batched = sum(map(math.prod, shapes)), Counter(shapes)
+    batch = sum(math.prod(shape) * m for shape, m in batched.items() if m > 1)
+    copied, matrices = _copied([n.made_of], shapes), mine if n.travels else 0
+    under_way = own + mine if n.travels else 0
+    computed = max(matrices + copied, matrices + batch + mine, mine + copied, under_way)
+    gathered = own if R == 1 else R * max(parts) if n.is_even else sum(parts)
+    sent = max(parts) if R > 1 and n.is_even else 0
+    return {
+        "send": (under_way, under_way),
+        "compute": (computed, under_way or mine),
+        "spread": (max(under_way, own + sent + gathered), sent + gathered),
+        "finish": (gathered + _copied(n.held, n.shapes), 0),
+    }
+
+
+def _copied(rows: Sequence[list[Piece]], shapes: Sequence[Shape]) -> int:
+    """The elements of tensors that are copied, because their pieces are packed in another order."""
+    pieces = zip(located(rows, len(shapes)), shapes, strict=True)
+    return sum(math.prod(shape) for of, shape in pieces if not is_in_order(of, shape))
 
 
 def has_polar_factors(geometry: Any) -> bool:
@@ -159,31 +212,26 @@ def _flops_per_unit(geometry: Any) -> int:
     return 2 * len(polar.steps) if isinstance(polar, Newton) else 1
 
 
-def _add(found: Counts, made: Plan, shapes: Sequence[Any], placement: Placement) -> None:
-    shards, replicas = made.elements_received()
-    found.shards += shards * FP32
-    found.replicas += replicas * FP32
-    held = sum(math.prod(map(len, boxes(shape, placement)[made.grid.s])) for shape in shapes)
-    found.temporary = max(found.temporary, FP32 * (held + made.elements_under_way()))
-    found.plans.append(made)
-
-
 @dataclass(frozen=True)
 class Row:
-    """A prediction for one method and parallelism. Times are in seconds."""
+    """A prediction for one method and parallelism. Times are in seconds.
+
+    exposed: the part of the communication that does not overlap with products.
+    """
 
     method: str
     parallel: str
     cluster: Cluster
     counts: Counts
     communication: float
+    exposed: float
     products: float
     passes: float
     backward: float
 
     @property
     def step(self) -> float:
-        return self.passes + max(self.products, self.communication)
+        return self.passes + self.exposed + max(self.products, self.communication - self.exposed)
 
     @property
     def hides(self) -> str:
@@ -193,7 +241,7 @@ class Row:
         """
         if not self.communication:
             return "none"
-        if self.communication <= self.products:
+        if self.communication <= self.products and not self.exposed:
             return "products"
         return "backward" if self.communication <= self.backward else "no"
 
@@ -216,6 +264,7 @@ def predict(
     return Row(
         method, parallel, c, found,
         communication=found.shards / within + found.replicas / across,
+        exposed=found.large[0] / within + found.large[1] / across,
         products=found.busiest / (machine.flops * machine.products),
         passes=found.passes / machine.memory,
         backward=4 * _visited(model) * tokens / c.size / (machine.flops * machine.training),

@@ -1,8 +1,8 @@
 """Maps that need whole matrices or whole rows, on parameters that several ranks share.
 
-`Shards.deal` computes each matrix on one rank, its owner. `Shards.sum` adds numbers over shards in
-one reduction. The lengths of rows and columns need it. `layout.py` decides who computes what, and
-`rounds.py` sends the matrices to their owners and the results back.
+Each matrix is computed on one rank, its owner. `layout.py` decides which, and `stages.py` sends the
+matrices to their owners and the results back.
+`Shards.sum` adds numbers over shards in one reduction. The lengths of rows and columns need it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ import torch
 from torch import Tensor
 
 from sodaopt._errors import times
-from sodaopt.parallel.layout import Grid, Placement, Plan, boxes, buckets, plan
-from sodaopt.parallel.rounds import Compute, Stages
+from sodaopt.parallel import stages
+from sodaopt.parallel.layout import Grid, Param, Placement, Plan, boxes, deal
 from sodaopt.parallel.sharded import is_sharded, placement_of
-
-ROUND_ELEMENTS = 1 << 24
-"""Elements of a rank's shards in a round, or of R matrices if that is more."""
 
 WHOLE = Placement((), (), ())
 """No mesh cuts a plain parameter."""
 
 
 class Sharing:
-    """The ranks that share parameters, and the work that each has been dealt in this step.
+    """The ranks that share parameters.
 
     process_group: the ranks that have the same plain parameters, or None: plain parameters are
     then computed on every rank.
@@ -45,7 +42,6 @@ class Sharing:
         """Begin a step. At its end the ranks compare their failures."""
         self.label = label
         self.failure: Exception | None = None
-        self.loads: dict[Any, tuple[int, ...]] = {}
 
     def key(self, p: Any) -> Any:
         """Parameters with the same key share a grid of ranks. None: p is not shared."""
@@ -53,25 +49,26 @@ class Sharing:
             return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
         return self.process_group
 
-    def shards(self, params: Sequence[Tensor]) -> Shards:
-        """The shards of parameters with one key."""
-        return Shards(self, params)
-
 
 class Shards:
-    """This rank's shards of parameters, and their exchange with other ranks.
+    """This rank's shards of parameters with one key.
 
     shapes: the shapes of the whole parameters.
+    results: this rank's shards of the mapped tensors, when they have arrived.
     """
+
+    results: list[Tensor] | None = None
 
     def __init__(self, sharing: Sharing, params: Sequence[Any]) -> None:
         import torch.distributed as dist
 
-        self.sharing, self.key, self.params = sharing, sharing.key(params[0]), params
+        self.sharing, self.params = sharing, params
         self.shapes = [p.shape for p in params]
         if is_sharded(params[0]):
             self.cuts = [placement_of(p) for p in params]
-            self.shard_group, self.replica_group = _groups(*self.key, dist.group.WORLD)
+            self.shard_group, self.replica_group = _groups(
+                *sharing.key(params[0]), dist.group.WORLD
+            )
             self.device = _device(params[0])
         else:
             self.cuts = [WHOLE for _ in params]
@@ -80,46 +77,14 @@ class Shards:
         (R, r), (S, s) = map(_size_and_rank, (self.replica_group, self.shard_group))
         self.grid = Grid(R, S, r, s)
 
-    def deal(
-        self, compute: Compute, ds: list[Tensor], view: Callable[..., Any],
-        shapes: Sequence[Sequence[int]] | None = None,
-    ) -> list[Tensor]:  # fmt: skip
-        """Apply compute, which maps a list of matrices, to the matrices of all parameters.
+    def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Plan]:
+        """Deal the matrices to ranks, and cut the parameters into buckets.
 
-        compute: must not depend on the scale of a matrix, unless there are shapes.
-        ds: this rank's shards. The results are the same shards of the mapped parameters.
-        view: how a parameter is a batch of matrices, see `sodaopt.geometry.views`.
-        shapes: the shapes of the whole tensors, if ds has several matrices for each parameter. They
-        are cut like the parameter, go to one owner, and travel in their own dtype.
+        numbers: parameters with different numbers are in different buckets.
+        tensors: `Geometry.exchanged` of each parameter.
         """
-        shapes = self.shapes if shapes is None else shapes
-        together = len(ds) // len(self.params)
-        frames = [view(shape) for shape in shapes]
-        dtype = ds[0].dtype if together > 1 else self.sharing.dtype or ds[0].dtype
-        if dtype == torch.float16:
-            ds = out = self._over_rms(ds, frames)  # a round's results replace its pieces
-        else:
-            out = [torch.empty_like(d, memory_format=torch.contiguous_format) for d in ds]
-        rounds = self.plan(shapes, frames, together).rounds
-        Stages(self, compute, ds, out, frames, dtype).run(rounds)
-        return out
-
-    def buckets(self, matrices: Sequence[int]) -> list[list[int]]:
-        """Split the parameters into buckets that need less memory. Return their indices.
-
-        matrices: the number of matrices in each parameter.
-        """
-        params = list(zip(map(tuple, self.shapes), self.cuts, matrices, strict=True))
-        return buckets(self.grid.R, params, ROUND_ELEMENTS)
-
-    def plan(self, shapes: Sequence[Sequence[int]], frames: Sequence[Any], together: int) -> Plan:
-        """Deal the matrices to ranks, and add their work to the ranks' loads."""
-        cuts = [cut for cut in self.cuts for _ in range(together)]
-        params = tuple(zip(map(tuple, shapes), cuts, frames, strict=True))
-        loads = self.sharing.loads.get(self.key) or (0,) * (self.grid.R * self.grid.S)
-        made = plan(self.grid, params, loads, ROUND_ELEMENTS, together)
-        self.sharing.loads[self.key] = made.loads
-        return made
+        params = zip(numbers, map(tuple, self.shapes), self.cuts, tensors, strict=True)
+        return deal(self.grid, tuple(Param(*entry) for entry in params), stages.BUCKET)
 
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
         """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
@@ -154,7 +119,7 @@ class Shards:
             for d, axis in enumerate(box)
         )
 
-    def _over_rms(self, ds: list[Tensor], frames: Sequence[Any]) -> list[Tensor]:
+    def over_rms(self, ds: list[Tensor], frames: Sequence[Any]) -> list[Tensor]:
         """Divide each matrix by its root mean square. No entry is then larger than the root of
         the number of entries, so fp16, which ends at 65504, can hold a matrix with 4e9 entries."""
         dims = [f.dims for f in frames]

@@ -7,12 +7,14 @@ and each shard has R replicas:
     HSDP                                R replicas of S shards
     DDP                                 S = 1
 
-Every matrix has one owner, which computes it once for all ranks. The heaviest matrix goes to the
-rank with the least work so far, then the next one. So a rank has at most the mean work
-plus one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a
-matrix is owned by a rank that has it, and does not travel to its owner. Such matrices may be dealt
-unevenly. The other matrices travel in rounds. In a round, an owner receives at most `limit` / R
-elements, or one matrix, so a rank's shards have about `limit` elements.
+Every matrix has one owner, which computes it once for all ranks. A matrix goes to the rank with the
+least work so far, the largest matrices first. So a rank has at most the mean work plus one matrix.
+If each shard of a parameter has whole matrices (experts sharded over experts), a matrix is owned by
+a rank that has it, and does not travel to its owner. Such matrices may be dealt unevenly.
+
+The parameters are cut into buckets. In a bucket, a rank's shards have at most `limit` elements, and
+so have the matrices that it computes. If one matrix or one parameter's shard is larger, its size is
+the limit.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -21,7 +23,9 @@ shapes, alike on every rank, and needs no communication.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heapreplace
 from itertools import product
@@ -72,172 +76,196 @@ class Grid(NamedTuple):
     s: int
 
 
-class Matrix(NamedTuple):
-    """A matrix to compute.
+class Param(NamedTuple):
+    """A parameter that ranks share.
 
-    param: the index of the parameter.
-    box: the matrix's slice of it.
-    flops: the work, up to a factor.
-    holder: the shard that holds the whole matrix, or None.
+    number: parameters with different numbers are in different buckets.
+    shape, placement: the whole shape, and how the mesh cuts it.
+    tensors: the shape and the frame (see `geometry.views`) of each tensor whose matrices are
+    mapped. The mesh cuts them like the parameter.
     """
 
-    param: int
-    box: Box
+    number: int
+    shape: Shape
+    placement: Placement
+    tensors: tuple[tuple[Shape, Any], ...]
+
+    @property
+    def shard(self) -> int:
+        """The elements of the largest shard."""
+        shapes, first = [t[0] for t in self.tensors] or [self.shape], [0] * len(self.placement.mesh)
+        return sum(_size(self.placement.box(shape, first)) for shape in shapes)
+
+    @property
+    def jobs(self) -> list[Job]:
+        return _jobs(self.placement, self.tensors)
+
+    @property
+    def largest(self) -> int:
+        """The elements of the largest job."""
+        return max((job.size for job in self.jobs), default=0)
+
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """Parameters of one kind may be in one bucket: all travel, or all stay."""
+        return self.number, any(job.holder is None for job in self.jobs)
+
+
+class Job(NamedTuple):
+    """The matrices that a rank computes at once: one of each tensor of a parameter.
+
+    boxes: their slices of the tensors.
+    size, flops: their elements, and the work up to a factor.
+    holder: the shard that holds them whole, or None if they travel.
+    """
+
+    boxes: tuple[Box, ...]
+    size: int
     flops: int
     holder: int | None
 
 
 class Piece(NamedTuple):
-    """A slice of one of several tensors, by its index."""
+    """A slice of one of several tensors, by its index.
+
+    shard: the shard that the slice goes to or comes from.
+    """
 
     tensor: int
     at: tuple[slice, ...]
     size: int
+    shard: int
 
 
-class Round(NamedTuple):
-    """The matrices that are computed together.
+@dataclass
+class Plan:
+    """A bucket: parameters whose matrices travel and are computed together.
 
-    travels: shards hold parts of the matrices, which travel to the owner. Otherwise the owner's
-    shard has them whole.
-    mine: the matrices of this rank.
-    held: held[r][s] are the pieces of this rank's shards that rank (r, s) computes.
-    made_of: made_of[s] are the pieces of `mine` that shard s holds.
+    room: the bucket is full if a rank holds or computes more elements.
+    params: the indices of the parameters.
+    shard, owned: the elements of the largest shard, and of the matrices that a rank r * S + s owns.
+    work: the work of each rank r * S + s that has some.
+    largest: the elements of the largest job.
+    frames, shapes: the frame of each tensor, and the shape of this rank's shard of it.
+    held: the pieces of this rank's shards that each replica computes, by the owner's shard.
+    mine: the tensor and the shape of each matrix of this rank.
+    made_of: the pieces of `mine`, by the shard that holds them.
     """
 
-    travels: bool
-    mine: list[Matrix]
-    held: list[list[list[Piece]]]
-    made_of: list[list[Piece]]
+    grid: Grid
+    kind: tuple[int, bool]
+    room: int
+    largest: int
+    params: list[int] = field(default_factory=list)
+    shard: int = 0
+    owned: Counter[int] = field(default_factory=Counter)
+    work: Counter[int] = field(default_factory=Counter)
+    frames: list[Any] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    held: list[list[Piece]] = field(default_factory=list)
+    mine: list[tuple[int, Shape]] = field(default_factory=list)
+    made_of: list[Piece] = field(default_factory=list)
+
+    def fits(self, p: Param, owners: list[int]) -> bool:
+        """Whether the bucket has room for this parameter."""
+        added = Counter[int]()
+        for owner, job in zip(owners, p.jobs, strict=True):
+            added[owner] += job.size
+        most = max([self.shard + p.shard, *(self.owned[o] + n for o, n in added.items())])
+        return p.kind == self.kind and most <= self.room
+
+    def add(self, j: int, p: Param, owners: list[int]) -> None:
+        """Add a parameter, whose jobs have these owners."""
+        _, S, r, s = self.grid
+        tensors, first = [boxes(shape, p.placement) for shape, _ in p.tensors], len(self.frames)
+        self.params.append(j)
+        self.shard += p.shard
+        self.frames += [frame for _, frame in p.tensors]
+        self.shapes += [tuple(map(len, shards[s])) for shards in tensors]
+        for owner, job in zip(owners, p.jobs, strict=True):
+            self.owned[owner] += job.size
+            self.work[owner] += job.flops
+            for n, (box, shards) in enumerate(zip(job.boxes, tensors, strict=True), first):
+                self.held[owner // S] += _piece(n, box, shards[s], shards[s], owner % S)
+                if owner == r * S + s:
+                    for t, shard in enumerate(shards):
+                        self.made_of += _piece(len(self.mine), box, shard, box, t)
+                    self.mine.append((n, tuple(map(len, box))))
+
+    def close(self) -> Plan:
+        """Sort the pieces as they are packed."""
+        for pieces in (*self.held, self.made_of):
+            pieces.sort(key=lambda p: p.shard)
+        self.parts = [sum(p.size for p in pieces) for pieces in self.held]
+        return self
 
     @property
-    def parts(self) -> list[int]:
-        """The elements of this rank's shards that each replica computes."""
-        return [sum(map(count, row)) for row in self.held]
+    def size(self) -> int:
+        """The most elements that a rank holds or computes."""
+        return max([self.shard, *self.owned.values()])
+
+    @property
+    def travels(self) -> bool:
+        """Whether shards hold parts of this replica's matrices, which travel to their owners."""
+        return self.kind[1] and any(owner // self.grid.S == self.grid.r for owner in self.work)
 
     @property
     def is_even(self) -> bool:
         """Whether an all-gather among the replicas, which pads all parts to the longest, moves
         less than twice the elements. Else each replica broadcasts its part."""
-        return max(self.parts) * len(self.parts) <= 2 * sum(self.parts)
+        return max(self.parts) * len(self.parts) < 2 * sum(self.parts)
 
 
-class Plan(NamedTuple):
-    """The rounds of a bucket, and the work of each rank r * S + s after them."""
+@lru_cache(maxsize=64)
+def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
+    """Deal the matrices of all parameters to ranks, and cut the parameters into buckets.
 
-    grid: Grid
-    rounds: list[Round]
-    loads: tuple[int, ...]
-
-    @property
-    def computed(self) -> int:
-        """The number of matrices that this rank computes."""
-        return sum(len(r.mine) for r in self.rounds)
-
-    def elements_received(self) -> tuple[int, int]:
-        """The elements that this rank receives from other shards, and from other replicas with
-        padding included."""
-        S, r, s = self.grid[1:]
-        shards = replicas = 0
-        for n in self.rounds:
-            if n.travels:
-                others = [n.held[r][t] + n.made_of[t] for t in range(S) if t != s]
-                shards += sum(map(count, others))
-            parts = n.parts
-            replicas += (len(parts) - 1) * max(parts) if n.is_even else sum(parts) - parts[r]
-        return shards, replicas
-
-    def elements_under_way(self) -> int:
-        """The most elements of rounds that are in memory at once, while one round is sent, the
-        round before it is computed, and the one before that returns."""
-        R, r = self.grid.R, self.grid.r
-        sent, computed, returned = list[int](), [0], [0, 0]  # a round comes to each one later
-        for n in self.rounds:
-            mine, parts = sum(_size(m.box) for m in n.mine), n.parts
-            gathered = 0 if R == 1 else R * max(parts) if n.is_even else sum(parts)
-            sent.append(n.travels * (parts[r] + mine))
-            computed.append(2 * mine + n.travels * max(parts[r], mine))
-            returned.append(n.travels * mine + parts[r] + gathered)
-        return max(map(sum, zip([*sent, 0, 0], [*computed, 0], returned, strict=True)))
-
-
-def count(pieces: list[Piece]) -> int:
-    """The number of elements of pieces."""
-    return sum(piece.size for piece in pieces)
-
-
-def buckets(R: int, params: Sequence[tuple[Shape, Placement, int]], limit: int) -> list[list[int]]:
-    """Cut a bucket into smaller ones, and return the indices of their parameters.
-
-    A rank's shards of a bucket have at most the elements of eight rounds. If matrices are larger
-    than a round, a bucket has two for each rank, so that no rank is idle and the second travels
-    while the first is computed. Matrices of one shape are next to each other, because their owners
-    compute them in batches.
-
-    params: the shape and the placement of each parameter, and the number of its matrices.
-    limit: the elements of a round, as in `plan`.
+    limit: the elements of a rank in a bucket.
     """
-    matrices = [math.prod(shape) // n for shape, _, n in params]
-    found: list[list[int]] = []
-    left = 0  # elements that still fit
-    for j in sorted(range(len(params)), key=lambda j: (-matrices[j], params[j][0])):
-        shape, placement, _ = params[j]
-        largest_shard = _size(placement.box(shape, [0] * len(placement.mesh)))
-        if not found or largest_shard > left:
-            found.append([])
-            left = max(8 * limit, 2 * R * matrices[j])
-        found[-1].append(j)
-        left -= largest_shard
+    balance, found = Balance(grid), list[Plan]()
+
+    def order(j: int) -> Any:  # one shape after the other, because an owner computes it in a batch
+        return params[j].number, -params[j].largest, params[j].kind, params[j].shape
+
+    for j in sorted(range(len(params)), key=order):
+        p = params[j]
+        owners = [balance.add(job.flops, job.holder) for job in p.jobs]
+        if not found or not found[-1].fits(p, owners):
+            # one matrix for each of the S owners, whose shards may be uneven
+            one = min(grid.S * p.shard // max(len(p.jobs), 1), 2 * p.largest)
+            held: list[list[Piece]] = [[] for _ in range(grid.R)]
+            found.append(Plan(grid, p.kind, max(limit, one), p.largest, held=held))
+        found[-1].add(j, p, owners)
+    return [plan.close() for plan in found]
+
+
+def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Piece]]]:
+    """The pieces of each of n tensors, with the row that packs them and their index in the row."""
+    found: list[list[tuple[int, int, Piece]]] = [[] for _ in range(n)]
+    for r, row in enumerate(rows):
+        begin = 0
+        for p in row:
+            found[p.tensor].append((r, begin, p))
+            begin += p.size
     return found
 
 
-@lru_cache(maxsize=1024)
-def plan(
-    grid: Grid,
-    params: tuple[tuple[Shape, Placement, Any], ...],
-    loads: tuple[int, ...],
-    limit: int,
-    together: int = 1,
-) -> Plan:
-    """Deal the matrices of parameters to ranks.
-
-    params: the shape, the placement and the frame (see `geometry.views`) of each parameter.
-    loads: the work that each rank r * S + s has already.
-    limit: the elements of a rank's shards in a round. Each of R replicas computes its part of them.
-    together: the number of consecutive matrices that go to one owner, in one round.
-    """
-    held = [boxes(shape, placement) for shape, placement, _ in params]
-    matrices = [
-        Matrix(j, box, _flops(f.o, f.i * f.taps), holder)
-        for j, (shape, placement, f) in enumerate(params)
-        for box, holder in zip(f.boxes(shape), _holders(shape, placement, f), strict=True)
-    ]
-    jobs = [matrices[j : j + together] for j in range(0, len(matrices), together)]
-    balance, rounds = Balance(loads, grid.S), dict[tuple[bool, int], list[tuple[int, Matrix]]]()
-    filled: dict[tuple[bool, int], tuple[int, int]] = {}
-    for job in sorted(jobs, key=lambda job: (-sum(m.flops for m in job), job[0].param)):
-        holders = {m.holder for m in job}
-        holder = holders.pop() if len(holders) == 1 else None
-        travels, size = holder is None, sum(_size(m.box) for m in job)
-        owner = balance.add(sum(m.flops for m in job), holder)
-        number, elements = filled.get((travels, owner), (0, 0))
-        if elements and elements + size > limit // grid.R:
-            number, elements = number + 1, 0
-        filled[travels, owner] = number, elements + size
-        rounds.setdefault((travels, number), []).extend((owner, m) for m in job)
-    order = sorted(rounds, key=lambda key: (not key[0], key[1]))  # those that travel come first
-    made = [_round(grid, travels, rounds[travels, n], held) for travels, n in order]
-    return Plan(grid, made, tuple(balance.work))
+def is_in_order(pieces: list[tuple[int, int, Piece]], shape: Sequence[int]) -> bool:
+    """Whether a tensor's located pieces are packed as the tensor itself lies in memory."""
+    if sum(p.size for *_, p in pieces) != math.prod(shape) or not pieces or not shape:
+        return False
+    (row, first, _), inner = pieces[0], math.prod(shape[1:])
+    return all(r == row and begin - first == p.at[0].start * inner for r, begin, p in pieces)
 
 
 class Balance:
     """The work of each rank r * S + s. A heap for all ranks and one for each s find the least."""
 
-    def __init__(self, loads: Sequence[int], S: int) -> None:
-        self.work = list(loads)
-        ranks = [(work, rank) for rank, work in enumerate(loads)]
-        self.heaps: dict[int | None, list[tuple[int, int]]] = {None: sorted(ranks)}
-        self.heaps |= {s: sorted(ranks[s::S]) for s in range(S)}
+    def __init__(self, grid: Grid) -> None:
+        self.work = [0] * (grid.R * grid.S)
+        ranks = [(0, rank) for rank in range(len(self.work))]
+        self.heaps: dict[int | None, list[tuple[int, int]]] = {None: ranks}
+        self.heaps |= {s: ranks[s :: grid.S] for s in range(grid.S)}
 
     def add(self, flops: int, s: int | None) -> int:
         """Give work to the rank with the least, of all or of shard s, and return this rank."""
@@ -249,29 +277,12 @@ class Balance:
         return owner
 
 
-def _round(
-    grid: Grid, travels: bool, dealt: list[tuple[int, Matrix]], shards: list[tuple[Box, ...]]
-) -> Round:
-    held: list[list[list[Piece]]] = [[[] for _ in range(grid.S)] for _ in range(grid.R)]
-    made_of: list[list[Piece]] = [[] for _ in range(grid.S)]
-    mine: list[Matrix] = []
-    for owner, m in dealt:
-        r, s = divmod(owner, grid.S)
-        own = shards[m.param][grid.s]
-        held[r][s] += _piece(m.param, m.box, own, own)
-        if (r, s) == (grid.r, grid.s):
-            for t in range(grid.S):
-                made_of[t] += _piece(len(mine), m.box, shards[m.param][t], m.box)
-            mine.append(m)
-    return Round(travels, mine, held, made_of)
-
-
-def _piece(index: int, a: Box, b: Box, inside: Box) -> Iterator[Piece]:
+def _piece(index: int, a: Box, b: Box, inside: Box, shard: int) -> Iterator[Piece]:
     """The common part of two boxes, if it is not empty, as a slice of the box `inside`."""
     both = [range(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)]
     if all(both):
         at = [slice(x.start - y.start, x.stop - y.start) for x, y in zip(both, inside, strict=True)]
-        yield Piece(index, tuple(at), _size(both))
+        yield Piece(index, tuple(at), _size(both), shard)
 
 
 def _flops(o: int, i: int) -> int:
@@ -281,17 +292,27 @@ def _flops(o: int, i: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _holders(shape: Shape, placement: Placement, frame: Any) -> list[int | None]:
-    """The shard that holds each matrix of a parameter whole, or None if no shard does. Also None if
-    some shards are empty: their ranks would have no work."""
-    shards, matrices = boxes(shape, placement), frame.boxes(shape)
-    if not all(map(_size, shards)):
-        return [None for _ in matrices]
-    return [next((s for s, b in enumerate(shards) if _within(m, b)), None) for m in matrices]
+def _jobs(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Job]:
+    """The jobs of a parameter. They stay if each of them is whole on one shard, and no shard is
+    empty: its rank would have no work."""
+    shards = list(zip(*(boxes(shape, placement) for shape, _ in tensors), strict=True))
+    slices = list(zip(*(f.boxes(shape) for shape, f in tensors), strict=True))
+    holders = [next((s for s, of in enumerate(shards) if _within(m, of)), None) for m in slices]
+    stays = None not in holders and all(_size(box) for of in shards for box in of)
+    flops = sum(_flops(f.o, f.i * f.taps) for _, f in tensors)
+    return [
+        Job(of, sum(map(_size, of)), flops, holder if stays else None)
+        for of, holder in zip(slices, holders, strict=True)
+    ]
 
 
-def _within(inner: Box, outer: Box) -> bool:
-    return all(b.start <= a.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))
+def _within(inner: Sequence[Box], outer: Sequence[Box]) -> bool:
+    """Whether each box of a job is part of a shard's box."""
+    return all(
+        b.start <= a.start and a.stop <= b.stop
+        for x, y in zip(inner, outer, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def _size(box: Sequence[range]) -> int:

@@ -1,0 +1,257 @@
+"""The matrices of a bucket travel to their owners, and the results back, in four stages:
+
+    send     the pieces of the matrices travel to their owners    all-to-all among the S shards
+    compute  the owners compute, and the results travel back      all-to-all among the S shards
+    spread   the results travel to the other replicas             all-gather among the R replicas,
+                                                                  or broadcasts if few have work
+    finish   each rank steps its shards with the results
+
+The first three start a collective, and the next stage waits for it. Each bucket is one stage behind
+the one before it, so on a GPU the next bucket travels while this one is computed. A bucket larger
+than `BUCKET` goes through all stages before the next one, because it needs much memory, and its
+products take longer than the exchange.
+
+If a bucket has too few matrices for all replicas, its owners compute it some buckets before it is
+spread. Meanwhile the other replicas compute the next buckets. A rank holds its own results only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sodaopt.parallel.layout import Piece, Plan, is_in_order, located
+from sodaopt.parallel.sharded import local
+
+if TYPE_CHECKING:
+    from sodaopt.parallel.exchange import Shards
+
+UNDER_WAY = 1 << 27
+"""The elements of all buckets under way on a rank, if no matrix is larger than `BUCKET`."""
+
+BUCKET = UNDER_WAY // 8
+"""The elements of a bucket on a rank. Under FSDP, seven times this memory is under way: shards and
+matrices of two buckets, results on both sides of a third, and results of a fourth. m_bar of one
+bucket is the eighth."""
+
+
+def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
+    """Yield the stages of all buckets in their order, as (stage, index of the bucket)."""
+    for lag in (0, 1):
+        part = [j for j, plan in enumerate(plans) if (plan.size <= limit) == lag]
+        ahead = max((_ahead(plans[j], limit) for j in part), default=0)
+        times = {"send": 0, "compute": lag, "spread": 2 * lag + ahead, "finish": 3 * lag + ahead}
+        # A new bucket is sent first. Then the oldest one goes on, so that its results do not wait
+        # for the computation of a later one.
+        order = ("send", "finish", "spread", "compute") if lag else times
+        for time in range(len(part) + times["finish"]):
+            for stage in order:
+                if 0 <= (n := time - times[stage]) < len(part):
+                    yield stage, part[n]
+
+
+def _ahead(plan: Plan, limit: int) -> int:
+    """The number of further buckets that are needed for every replica to have a matrix."""
+    return max(0, math.ceil(plan.grid.R * plan.largest / max(limit, plan.size)) - 1)
+
+
+@dataclass
+class Exchange:
+    """The exchange of one bucket's matrices.
+
+    map: maps a list of whole matrices to new tensors.
+    tensors: returns this rank's shards of all tensors. Temporary ones are not kept between stages.
+    dtype: the dtype of the tensors. They may travel in another one.
+    arriving: waits for the collective under way, and returns the tensors that it fills.
+    """
+
+    shards: Shards
+    plan: Plan
+    map: Callable[[list[Tensor]], list[Tensor]]
+    tensors: Callable[[], list[Tensor]]
+    dtype: torch.dtype
+    arriving: Callable[[], Any] = lambda: None
+
+    def send(self) -> None:
+        """Start to send the pieces of the matrices to their owners, unless these have them."""
+        if self.plan.travels:
+            tensors = self.tensors()
+            if self._travels_in == torch.float16:
+                tensors = self.shards.over_rms(tensors, self.plan.frames)
+            self._all_to_all(self._packed(self._own, tensors), self._own, self.plan.made_of)
+
+    def compute(self) -> None:
+        """Compute this rank's matrices, and start to send the results back."""
+        stream, works = None, []
+        if self.shards.replica_group is not None and self.shards.device.type == "cuda":
+            stream = _products_stream(self.shards.device)
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # None does nothing
+            packed = self._packed(self.plan.made_of, self._mapped(self._matrices()))
+            if stream is not None:
+                works = [stream.record_event()]
+            self.arriving = lambda: self._waited(works, packed, packed)
+            if self.plan.travels:
+                self._all_to_all(packed, self.plan.made_of, self._own)
+
+    def spread(self) -> None:
+        """Start to send this replica's results to the other replicas."""
+        part = self._arrived()
+        if self.plan.grid.R == 1:
+            self.arriving = lambda: [part]
+        elif self.plan.is_even:
+            self._all_gather(part, self.plan.parts)
+        else:
+            self._broadcast(part, self.plan.parts)
+
+    def finish(self) -> None:
+        """Set this rank's shards of the mapped tensors, if there are any."""
+        home = local(self.shards.params[0]).device
+        parts = [part.to(home, self.dtype) for part in self._arrived()]
+        self.shards.results = _unpacked(parts, self.plan.held, self.plan.shapes) or None
+
+    @property
+    def _own(self) -> list[Piece]:
+        """The pieces of this rank's shards that its replica computes."""
+        return self.plan.held[self.plan.grid.r]
+
+    @property
+    def _travels_in(self) -> torch.dtype:
+        several = len(self.plan.frames) > len(self.plan.params)
+        return self.dtype if several else self.shards.sharing.dtype or self.dtype
+
+    def _arrived(self) -> Any:
+        """Wait for the collective under way, and free the tensors that were sent."""
+        arriving, self.arriving = self.arriving, lambda: None
+        return arriving()
+
+    def _matrices(self) -> list[Tensor]:
+        """This rank's matrices, as slices of their tensors."""
+        plan = self.plan
+        if plan.travels:
+            arrived = self._arrived().to(self.dtype)
+            return _unpacked([arrived], [plan.made_of], [shape for _, shape in plan.mine])
+        tensors = self.tensors() if plan.mine else []
+        return [tensors[p.tensor][p.at].to(self.shards.device) for p in self._own]
+
+    def _mapped(self, X: list[Tensor]) -> list[Tensor]:
+        """The results, or zeros after an error, because the other ranks wait for results. The error
+        is raised on all ranks at the end of the step."""
+        plan, sharing = self.plan, self.shards.sharing
+        frames = [plan.frames[n].one() for n, _ in plan.mine]
+        try:
+            U = self.map([f.fold(x)[0] for f, x in zip(frames, X, strict=True)]) if X else []
+            return [f.unfold(u, x.shape) for f, u, x in zip(frames, U, X, strict=True)]
+        except Exception as e:
+            each = len(plan.frames) // len(plan.params)
+            failed = [self.shards.params[n // each] for n, _ in plan.mine]
+            names = dict.fromkeys(map(sharing.label, failed))
+            sharing.failure = RuntimeError(f"{', '.join(names)}: {e}")
+            sharing.failure.__cause__ = e
+            return [torch.zeros_like(x) for x in X]
+
+    def _packed(self, pieces: list[Piece], tensors: Sequence[Tensor]) -> Tensor:
+        """The pieces one after the other, on the device of the ranks' mesh. If they are a whole
+        tensor, it is not copied."""
+        device = self.shards.device
+        if len(tensors) == 1 and is_in_order(located([pieces], 1)[0], tensors[0].shape):
+            return tensors[0].reshape(-1).to(device, self._travels_in)
+        packed = torch.empty(sum(self._sizes(pieces)), dtype=self._travels_in, device=device)
+        slices = [tensors[p.tensor][p.at] for p in pieces]
+        parts = torch.split(packed, [p.size for p in pieces])
+        _copy([part.view(t.shape) for part, t in zip(parts, slices, strict=True)], slices)
+        return packed
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def _all_to_all(self, packed: Tensor, sent: list[Piece], received: list[Piece]) -> None:
+        """Start to send packed pieces to each shard, and to receive theirs."""
+        import torch.distributed as dist
+
+        to, from_ = self._sizes(sent), self._sizes(received)
+        result, group = packed.new_empty(sum(from_)), self.shards.shard_group
+        work = dist.all_to_all_single(result, packed, from_, to, group, async_op=True)
+        self.arriving = lambda: self._waited([work], result, packed)
+
+    def _sizes(self, pieces: list[Piece]) -> list[int]:
+        """The elements that go to each shard, or come from it."""
+        sizes = [0] * self.plan.grid.S
+        for p in pieces:
+            sizes[p.shard] += p.size
+        return sizes
+
+    def _all_gather(self, part: Tensor, sizes: list[int]) -> None:
+        """Start to send this replica's results to the others, padded to the same length."""
+        import torch.distributed as dist
+
+        padding = max(sizes) - len(part)
+        padded = torch.nn.functional.pad(part, (0, padding)) if padding else part
+        result = part.new_empty(len(sizes) * len(padded))
+        # torch 2.13 has a new name for it
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(result, padded, self.shards.replica_group, async_op=True)
+        self.arriving = lambda: self._waited([work], result, padded).view(len(sizes), -1).unbind()
+
+    def _broadcast(self, part: Tensor, sizes: list[int]) -> None:
+        """The same without padding, for parts of different lengths."""
+        import torch.distributed as dist
+
+        r, group = self.shards.grid.r, self.shards.replica_group
+        parts = [part if n == r else part.new_empty(size) for n, size in enumerate(sizes)]
+        works = [
+            dist.broadcast(t, group=group, async_op=True, group_src=n)
+            for n, t in enumerate(parts)
+            if len(t)
+        ]
+        self.arriving = lambda: [self._waited(works, t, t) for t in parts]
+
+    def _waited(self, works: Sequence[Any], result: Tensor, sent: Tensor) -> Tensor:
+        """Wait for collectives. `sent` is an argument so that its memory lives on."""
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as e:
+            names = ", ".join(map(self.shards.sharing.label, self.shards.params))
+            raise RuntimeError(
+                f"the exchange of {names} failed because another rank stopped or raised elsewhere: "
+                "see the messages of the other ranks"
+            ) from e
+        if result.is_cuda:  # another stream may have allocated it
+            result.record_stream(torch.cuda.current_stream())
+        return result
+
+
+@lru_cache
+def _products_stream(device: torch.device) -> Any:
+    """A stream for the products of replicas. On the stream of the collectives, results of other
+    replicas would wait for them, and then the other replicas for these results."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _unpacked(
+    packed: Sequence[Tensor], rows: Sequence[list[Piece]], shapes: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Tensors of these shapes. packed[r] has the pieces of rows[r] in their order. A tensor that is
+    packed as it lies in memory is a view."""
+    found, targets, sources = [], list[Tensor](), list[Tensor]()
+    for pieces, shape in zip(located(rows, len(shapes)), shapes, strict=True):
+        if is_in_order(pieces, shape):
+            r, begin, _ = pieces[0]
+            found.append(packed[r][begin : begin + math.prod(shape)].view(shape))
+            continue
+        found.append(packed[0].new_empty(shape))
+        targets += [found[-1][p.at] for *_, p in pieces]
+        sources += [packed[r][begin : begin + p.size] for r, begin, p in pieces]
+    _copy(targets, [t.view(at.shape) for t, at in zip(sources, targets, strict=True)])
+    return found
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
