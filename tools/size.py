@@ -74,7 +74,7 @@ LATER = {
     "AMUSE": ("zoo/averages.py: amuse", "schedules/coefficients.py: falling"),
     "the pull that falls with the learning rate": ("schedules/history.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (
-        "layers/stored.py: is_depthwise is_projection _stack_by_sizes",
+        "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection",
         "layers/usage.py: _unread _is_parallel",
         "geometry/views.py: heads",
     ),
