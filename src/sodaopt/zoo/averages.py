@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from sodaopt import schedules
 from sodaopt._errors import count, number
-from sodaopt.core.method import Method
+from sodaopt.core.method import Method, check_plain, row
 from sodaopt.geometry.maps import Geometry
 from sodaopt.schedules import times, uniform
-from sodaopt.zoo.forms import check_plain, row
 from sodaopt.zoo.rows import GD, muon, sgd
 
 

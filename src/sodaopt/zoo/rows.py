@@ -8,14 +8,13 @@ from typing import TypeAlias
 
 from sodaopt import schedules
 from sodaopt._errors import number
-from sodaopt.core.method import Method
+from sodaopt.core.method import Method, decayed, row, soda
 from sodaopt.geometry.kronecker import Kronecker
 from sodaopt.geometry.maps import Ball, Diagonal, Geometry, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
 from sodaopt.geometry.scales import Scale, original, unit
 from sodaopt.schedules import Coef, debias, first, times, uniform
-from sodaopt.zoo.forms import decayed, row, soda
 
 Betas: TypeAlias = tuple[float, float]
 
