@@ -11,7 +11,7 @@ from torch import nn
 
 from sodaopt._errors import times
 from sodaopt.core.method import Method
-from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
+from sodaopt.geometry import Ball, BiasRMS, Geometry, Norm
 from sodaopt.geometry.views import elements, label, matrix, whole
 from sodaopt.schedules import Coef
 
@@ -131,16 +131,13 @@ def _number(x: Any) -> str:
 
 def geometry_label(g: Geometry) -> str:
     """Name a geometry: Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
-    norm = getattr(g, "norm", None)
-    if isinstance(norm, Norm):
-        options = [] if isinstance(norm, BiasRMS) else [norm.scale.__name__]
-        if norm.view not in (matrix, elements, whole):
-            options.append(label(norm.view))
-        text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
-        return text if isinstance(g, Ball) else f"{type(g).__name__} {text}"
-    if isinstance(g, MultiNorm) and g.view is not matrix:
-        return f"MultiNorm({label(g.view)})"
-    return type(g).__name__
+    norm: Any = getattr(g, "norm", g)  # a map without a norm is labelled by itself
+    is_scaled = isinstance(norm, Norm) and not isinstance(norm, BiasRMS)
+    options = [norm.scale.__name__] if is_scaled else []
+    if getattr(norm, "view", matrix) not in (matrix, elements, whole):
+        options.append(label(norm.view))
+    text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
+    return text if norm is g or isinstance(g, Ball) else f"{type(g).__name__} {text}"
 
 
 def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:

@@ -16,8 +16,7 @@ past: the memory by name, for schedules that have one.
 
 from sodaopt.schedules.coefficients import (
     NO_PAST, Coef, Number, Past, Schedule, accelerated, advance, after, check_memory, debias,
-    fade, falling, first, grow, linear, log_time, lr, mass, mean, over, start, times, triangular,
-    uniform, value,
+    fade, falling, first, log_time, lr, mass, mean, over, start, times, uniform, value,
 )  # fmt: skip
 from sodaopt.schedules.history import (
     coupled, lr_weighted, nadam_alpha_bar, nadam_gamma,
@@ -25,7 +24,7 @@ from sodaopt.schedules.history import (
 
 __all__ = [
     "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after",
-    "check_memory", "coupled", "debias", "fade", "falling", "first", "grow", "linear",
+    "check_memory", "coupled", "debias", "fade", "falling", "first",
     "log_time", "lr", "lr_weighted", "mass", "mean",
-    "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "triangular", "uniform", "value",
+    "nadam_alpha_bar", "nadam_gamma", "over", "start", "times", "uniform", "value",
 ]  # fmt: skip

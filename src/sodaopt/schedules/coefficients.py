@@ -74,8 +74,8 @@ class Schedule:
     Its memory is the memory of its parts. A class with a memory of its own overrides `start` and
     `advance`. Parts with the same memory share it.
 
-    >>> schedules.over(1, schedules.grow)(3, 0.1)
-    0.2
+    >>> schedules.over(1, schedules.uniform)(3, 0.1)
+    5.0
     """
 
     def __post_init__(self) -> None:
@@ -131,33 +131,6 @@ def accelerated(k: Number, lr: Number) -> Number:
     0.5
     """
     return 2 / (k + 3)
-
-
-def linear(k: Number, lr: Number) -> Number:
-    """2/(k+2): a_k/A_k for the weights a_k = k+1.
-
-    >>> schedules.linear(2, 0.1)
-    0.5
-    """
-    return 2 / (k + 2)
-
-
-def grow(k: Number, lr: Number) -> Number:
-    """k+2, the inverse of `uniform`.
-
-    >>> schedules.grow(3, 0.1)
-    5
-    """
-    return k + 2
-
-
-def triangular(k: Number, lr: Number) -> Number:
-    """(k+2)(k+3)/2 = A_{k+1} for the weights a_k = k+1.
-
-    >>> schedules.triangular(0, 0.1)
-    3.0
-    """
-    return (k + 2) * (k + 3) / 2
 
 
 # -- combinations ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.core.method import Method, check_plain, row
 from sodaopt.geometry.maps import Geometry
-from sodaopt.schedules import times, uniform
+from sodaopt.schedules import over, times, uniform
 from sodaopt.zoo.rows import GD, muon, sgd
 
 
@@ -27,7 +27,7 @@ def double_averaging(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.double_averaging())
     """
-    gamma = times(schedules.lr, schedules.over(1, schedules.mean))
+    gamma = over(schedules.lr, schedules.mean)
     return Method(geometry, schedules.mean, 0.0, uniform, 0.0, gamma, "init")
 
 
@@ -49,7 +49,7 @@ def moda(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
     """
-    gamma = times(schedules.lr, schedules.grow)
+    gamma = over(schedules.lr, uniform)
     return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
 
 
@@ -61,8 +61,9 @@ def accelerated(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
     """
-    lam, gamma = schedules.accelerated, times(schedules.lr, schedules.triangular)
-    return Method(geometry, schedules.linear, lam, lam, 0.0, gamma, "init")
+    lam = schedules.accelerated
+    gamma = over(schedules.lr, times(uniform, lam))  # lr A_{k+1}, as lam = a_{k+1}/A_{k+1}
+    return Method(geometry, times(2, uniform), lam, lam, 0.0, gamma, "init")
 
 
 @row
