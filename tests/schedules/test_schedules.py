@@ -20,20 +20,18 @@ from sodaopt.schedules import (
     coupled,
     debias,
     fade,
-    falling,
     first,
     log_time,
     lr,
     lr_weighted,
-    mass,
     mean,
-    nadam_alpha_bar,
-    nadam_gamma,
     over,
     times,
     uniform,
 )
 from sodaopt.theory.weights import weights
+from sodaopt.zoo import coefficients
+from sodaopt.zoo.coefficients import falling, mass, nadam_alpha_bar, nadam_gamma
 
 LR = (0.1, 0.4, 0.2)
 
@@ -182,7 +180,8 @@ def is_schedule(f: object) -> bool:
 
 
 def test_every_schedule_is_in_the_table() -> None:
-    public = {f for name, f in vars(schedules).items() if is_schedule(f) and name[0] != "_"}
+    named = vars(schedules) | vars(coefficients)
+    public = {f for name, f in named.items() if is_schedule(f) and name[0] != "_"}
     assert len(public) >= 15
     assert public <= {c if inspect.isfunction(c) else type(c) for c in COEFS}
 

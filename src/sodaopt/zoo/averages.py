@@ -9,6 +9,7 @@ from sodaopt._errors import count, number
 from sodaopt.core.method import Method, check_plain, row
 from sodaopt.geometry.maps import Geometry
 from sodaopt.schedules import over, times, uniform
+from sodaopt.zoo.coefficients import falling
 from sodaopt.zoo.rows import GD, muon, sgd
 
 
@@ -103,7 +104,7 @@ def amuse(
 
     >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
-    lam_bar = schedules.falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
+    lam_bar = falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
     return replace(schedule_free(base or muon(), beta, r, weight_lr_power), lam_bar=lam_bar)
 
 
