@@ -110,6 +110,8 @@ class StatefulOptimizer(Watched):
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """The state of p. Until its first step it is made again from the parameter as it is now:
         weights may be loaded, moved or replaced by sharded ones after the constructor."""
+        if p not in self.state:
+            self._adopt()
         s: State = self.state[p]
         if not s or float(s["step"]) == 0:
             s = self.state[p] = s | self._fresh(p, method, first)
@@ -122,8 +124,8 @@ class StatefulOptimizer(Watched):
             if isinstance(key, Tensor) and key not in methods:
                 del self.state[key]
         for p, method in methods.items():
-            if p.requires_grad or self.state.get(p):
-                self._current(p, method)
+            if p.requires_grad and not self.state.get(p):
+                self.state[p] = self._fresh(p, method)
 
     # -- saving and loading -------------------------------------------------------------------
 

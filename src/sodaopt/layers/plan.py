@@ -94,7 +94,7 @@ def _classified(
     heads = {p for p, user in users.items() if user.role in HEADS and p.ndim > 1}
     usage = find_usage(model, locations, heads)
     found = [(ats, _chosen(p, classify(ats[0], usage), users[p])) for p, ats in locations.items()]
-    if missing := [ats[0] for ats, choice in found if choice.role is None]:
+    if missing := [ats[0] for ats, choice in found if not choice.role]:
         raise ValueError(_unclear(missing))
     return found, usage.notes
 
@@ -103,10 +103,10 @@ def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
     """Return the user's choice for p, completed by the role and the view that the rules found."""
     if not p.requires_grad or user.role == FROZEN:
         return Choice(FROZEN)
-    if found.role is not None and p.ndim < 2 and user.role not in VECTORS:
+    if found.role and p.ndim < 2 and user.role not in VECTORS:
         # lm_head="head" means the weight, not the bias beside it
         return user._replace(role=found.role, view=None)
-    role = user.role or found.role or (CUSTOM if user.method else None)
+    role = user.role or found.role or (CUSTOM if user.method else "")
     view = found.view
     if role in VECTORS:
         view = None
@@ -121,7 +121,7 @@ def _planned(
     locations: list[Location], choice: Choice, by_role: Mapping[str, Rule]
 ) -> PlannedParameter:
     """Give a parameter the rule of its role, or the user's."""
-    p, role = locations[0].parameter, str(choice.role)
+    p, role = locations[0].parameter, choice.role
     names: dict[nn.Module, str] = {}
     for at in locations:
         names.setdefault(at.module, at.name)  # a block that is used twelve times has one name
@@ -152,22 +152,22 @@ def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parame
 
     A pattern without effect is an error.
     """
-    parsed = {pattern: _parse(pattern, value) for pattern, value in overrides.items()}
-    found, used = {}, set()
-    for p, ats in locations.items():
-        first = next((k for k in parsed if any(re.search(k, at.name) for at in ats)), None)
-        found[p] = Choice() if first is None else parsed[first]
-        used.add(first)
-    for pattern in (k for k in parsed if k not in used):
-        names = [at.name for ats in locations.values() for at in ats]
-        if any(re.search(pattern, name) for name in names):
+    found: dict[nn.Parameter, Choice] = {}
+    names = [(at.name, p) for p, ats in locations.items() for at in ats]
+    for pattern, value in overrides.items():
+        choice = _parse(pattern, value)
+        matched = [p for name, p in names if re.search(pattern, name)]
+        if not matched:
+            parts = {part for name, _ in names for part in name.split(".") if not part.isdigit()}
+            near = unknown("argument or pattern", pattern, parts)
+            raise ValueError(f"no parameter matches: {near}")
+        if found.keys() >= set(matched):
             raise ValueError(
                 f"the pattern {pattern!r} has no effect: earlier patterns match all of its "
                 "parameters. Put it first."
             )
-        parts = {part for name in names for part in name.split(".") if not part.isdigit()}
-        raise ValueError(f"no parameter matches: {unknown('argument or pattern', pattern, parts)}")
-    return found
+        found = dict.fromkeys(matched, choice) | found
+    return dict.fromkeys(locations, Choice()) | found
 
 
 PARTS: dict[str, Any] = {"role": str, "method": Method, "lr_factor": int | float, "view": Callable}

@@ -1,8 +1,8 @@
 """The role of each parameter of a model, from its layer, its use, its name and its shape.
 
 The first of RULES that matches gives the role. Only shapes are read, never values, so models on the
-meta device and sharded models work too. If no rule matches, the role is unclear (None), and the
-caller decides.
+meta device and sharded models work too. If no rule matches, the role is unclear, and the caller
+decides.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ PARENT = (
 
 
 class Choice(NamedTuple):
-    """How a parameter is treated, by the rules or by the user. None is no choice.
+    """How a parameter is treated, by the rules or by the user. An empty part is no choice.
 
     view: how the parameter is a matrix, if it is one.
     """
 
-    role: str | None = None
+    role: str = ""
     view: View | None = None
     method: Method | None = None
     lr_factor: float | None = None
@@ -96,7 +96,7 @@ RULES: tuple[tuple[str, Match], ...] = (
 
 
 def classify(at: Location, usage: Usage) -> Choice:
-    """Return the role and the view of a parameter. The role is None if no rule matches."""
+    """Return the role and the view of a parameter. The role is empty if no rule matches."""
     for role, match in RULES:
         if found := match(at, usage):
             return Choice(role, found if callable(found) else None)
