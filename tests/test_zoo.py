@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sodaopt
 from sodaopt import SODA, Method, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Clip, Sign, unit
-from sodaopt.schedules import Coef, after, coupled, fade, grow, times, uniform
+from sodaopt.schedules import Coef, after, coupled, fade, over, uniform
 from tests.support.reference import iterates
 from tests.support.tables import METHODS, ROWS, SODAS, backward, network
 
@@ -82,7 +82,7 @@ def test_is_documented_and_named(name: str) -> None:
 def test_anchored_form(name: str) -> None:
     """It is the paper's: the template with z = z0 + (k+2) u and lam = 1/(k+2)."""
     method, base = SODAS[name], ROWS[name[5:-1]]
-    paper = replace(base, lam=uniform, gamma=times(grow, base.gamma), centre="init")
+    paper = replace(base, lam=uniform, gamma=over(base.gamma, uniform), centre="init")
     # A square matrix: the zero eigenvalue of a tall one makes Shampoo's root a matter of rounding.
     x0 = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ours, theirs = (iterates(m, x0, lambda y: y + x0.sin(), 0.01) for m in (method, paper))

@@ -76,10 +76,10 @@ LATER = {
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._leader",
     ),
-    "AMUSE": ("zoo/averages.py: amuse", "schedules/coefficients.py: falling"),
-    "the pull that falls with the learning rate": ("schedules/history.py: coupled _RelativeLr",),
+    "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
+    "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (
-        "layers/stored.py: is_depthwise is_projection _stack_by_sizes",
+        "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection",
         "layers/usage.py: _unread _is_parallel",
         "geometry/views.py: heads",
     ),

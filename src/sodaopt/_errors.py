@@ -43,10 +43,8 @@ def number(name: str, value: Any, most: float = math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 <= float(value) <= most or math.isinf(float(value)):
-        where = (
-            "must not be negative or infinite" if math.isinf(most) else f"must be in [0, {most:g}]"
-        )
-        raise ValueError(f"{name} {where}, got {value}")
+        must = "not be negative or infinite" if most == math.inf else f"be in [0, {most:g}]"
+        raise ValueError(f"{name} must {must}, got {value}")
     return float(value)
 
 

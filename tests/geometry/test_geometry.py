@@ -396,7 +396,7 @@ def test_sharp_euclidean_is_gradient_descent() -> None:
 @pytest.mark.parametrize("M", MAPS, ids=named)
 def test_radius_schedule(M) -> None:
     d = randn((3, 4))
-    grown = call(M(Sign(), schedules.grow), [d], 0.01, k=3)
+    grown = call(M(Sign(), schedules.over(1, schedules.uniform)), [d], 0.01, k=3)
     assert torch.equal(grown[0], call(M(Sign(), 5.0), [d], 0.01)[0])
 
 

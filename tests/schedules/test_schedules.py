@@ -20,23 +20,18 @@ from sodaopt.schedules import (
     coupled,
     debias,
     fade,
-    falling,
     first,
-    grow,
-    linear,
     log_time,
     lr,
     lr_weighted,
-    mass,
     mean,
-    nadam_alpha_bar,
-    nadam_gamma,
     over,
     times,
-    triangular,
     uniform,
 )
 from sodaopt.theory.weights import weights
+from sodaopt.zoo import coefficients
+from sodaopt.zoo.coefficients import falling, mass, nadam_alpha_bar, nadam_gamma
 
 LR = (0.1, 0.4, 0.2)
 
@@ -67,9 +62,7 @@ TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr =
     (uniform, (1 / 2, 1 / 3, 1 / 4)),
     (mean, (1, 1 / 2, 1 / 3)),
     (accelerated, (2 / 3, 2 / 4, 2 / 5)),
-    (linear, (1, 2 / 3, 2 / 4)),
-    (grow, (2, 3, 4)),
-    (triangular, (3, 6, 10)),
+    (over(1, uniform), (2, 3, 4)),
     (times(uniform, lr), (0.05, 0.4 / 3, 0.05)),
     (times(2, 3.0), (6, 6, 6)),
     (over(lr, mean), (0.1, 0.8, 0.6)),
@@ -187,16 +180,17 @@ def is_schedule(f: object) -> bool:
 
 
 def test_every_schedule_is_in_the_table() -> None:
-    public = {f for name, f in vars(schedules).items() if is_schedule(f) and name[0] != "_"}
-    assert len(public) >= 18
+    named = vars(schedules) | vars(coefficients)
+    public = {f for name, f in named.items() if is_schedule(f) and name[0] != "_"}
+    assert len(public) >= 15
     assert public <= {c if inspect.isfunction(c) else type(c) for c in COEFS}
 
 
 # -- closed forms ---------------------------------------------------------------------------------
 
 CLOSED = {  # weights: their now, next and total by name
-    one: (mean, uniform, times(lr, grow)),
-    ramp: (linear, accelerated, times(lr, triangular)),
+    one: (mean, uniform, over(lr, uniform)),
+    ramp: (times(2, uniform), accelerated, over(lr, times(uniform, accelerated))),
 }
 
 

@@ -90,7 +90,9 @@ def test_bad_input_raises_an_error_with_a_fix(attempt, message):
         attempt()
 
 
-@pytest.mark.parametrize("h", [Diagonal(), Ball(RowNorm()), Ball(Sign(), schedules.grow)])
+@pytest.mark.parametrize(
+    "h", [Diagonal(), Ball(RowNorm()), Ball(Sign(), schedules.over(1, schedules.uniform))]
+)
 def test_other_geometries_cannot_be_smoothed(h):
     with pytest.raises(TypeError, match=r"Smoothed (takes|has no map)"):
         Smoothed(h)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from sodaopt.anchors import Source, value
 from sodaopt.parallel import sharded
@@ -96,42 +98,6 @@ def _angle(product: float, lengths: float) -> float:
     return math.degrees(math.acos(max(-1.0, min(1.0, product / lengths)))) if lengths else math.nan
 
 
-class Watch:
-    """Measure the steps of an optimizer through its hooks. A step costs a copy of the weights.
-
-    on: whether the coming step is measured
-    """
-
-    def __init__(self, opt: Watched) -> None:
-        self.opt, self.on = opt, True
-        self.before: dict[Tensor, tuple[Tensor, Pull]] = {}
-        self.sums: dict[Tensor, Tensor] = {}
-        begin, end = opt.register_step_pre_hook, opt.register_step_post_hook
-        self.hooks = [begin(self._begin), end(self._end)]
-
-    def remove(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-    @torch.no_grad()
-    def _begin(self, *_: Any) -> None:
-        if self.on:
-            pulls = self.opt._pulls()
-            self.before = {
-                p: (sharded.local(p).detach().clone(), pulls.get(p, NONE))
-                for group in self.opt.param_groups
-                for p in group["params"]
-            }
-
-    @torch.no_grad()
-    def _end(self, *_: Any) -> None:
-        if not self.before:
-            return
-        moved = {p: pair for p, pair in self.before.items() if p.grad is not None}
-        self.sums = {p: _moved(p, x, pull) for p, (x, pull) in moved.items()}
-        self.before = {}
-
-
 def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     """Return the sums of a step of this rank's shard, which was x before it."""
     assert p.grad is not None
@@ -150,9 +116,17 @@ def _square(t: Tensor) -> Tensor:
 
 
 class Watched(Optimizer):
-    """An optimizer with diagnostics. A subclass overrides `_pulls`."""
+    """An optimizer with diagnostics. A subclass overrides `_pulls`.
 
-    _watch: Watch | None = None
+    _measures: whether the coming step is measured, after `watch()`.
+    _before: the weights and the pull of each parameter before this step.
+    _sums: the sums of each parameter in the last step that was measured.
+    """
+
+    _hooks: tuple[RemovableHandle, ...] = ()
+    _measures: bool = True
+    _before: Mapping[Tensor, tuple[Tensor, Pull]] = MappingProxyType({})
+    _sums: Mapping[Tensor, Tensor] = MappingProxyType({})
 
     def _pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step by parameter. Others are not pulled."""
@@ -164,9 +138,11 @@ class Watched(Optimizer):
 
     def watch(self, on: bool = True) -> None:
         """Measure the steps from now on. A step needs a copy of the weights while it runs."""
-        if self._watch is not None:
-            self._watch.remove()
-        self._watch = Watch(self) if on else None
+        for hook in self._hooks:
+            hook.remove()
+        begin, end = self.register_step_pre_hook, self.register_step_post_hook
+        self._hooks = (begin(_keep_weights), end(_measure)) if on else ()
+        self._measures, self._before, self._sums = True, {}, {}
 
     def diagnostics(self, by: Labels = "group") -> Any:
         """Return the diagnostics of each group, parameter or label. All ranks must call it.
@@ -196,16 +172,32 @@ class Watched(Optimizer):
 
 
 @torch.no_grad()
+def _keep_weights(opt: Any, *_: Any) -> None:
+    """Copy the weights before a step."""
+    if opt._measures:
+        pulls = opt._pulls()
+        params = (p for group in opt.param_groups for p in group["params"])
+        opt._before = {p: (sharded.local(p).detach().clone(), pulls.get(p, NONE)) for p in params}
+
+
+@torch.no_grad()
+def _measure(opt: Any, *_: Any) -> None:
+    """Measure the step after it."""
+    before, opt._before = opt._before, {}
+    if before:
+        opt._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
+
+
+@torch.no_grad()
 def measured(opt: Watched, label: Callable[[int, Tensor], Any]) -> dict[Any, Measured]:
     """Return the sums by label, on the device, for `read`.
 
     label: a function of the index of the group and the parameter
     """
-    stepped = opt._watch.sums if opt._watch is not None else {}
     pulls, found = opt._pulls(), dict[Any, list[Measured]]()
     for j, group in enumerate(opt.param_groups):
         for p in group["params"]:
-            part = _part(p, pulls.get(p), float(group.get("lr", 0.0)), stepped.get(p))
+            part = _part(p, pulls.get(p), float(group.get("lr", 0.0)), opt._sums.get(p))
             found.setdefault(label(j, p), []).append(part)
     return {name: joined(parts) for name, parts in found.items()}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, wraps
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, ParamSpec, TypeAlias, get_args
 
 from torch import Tensor
 
 from sodaopt import schedules
-from sodaopt._errors import unknown
+from sodaopt._errors import number, unknown
 from sodaopt._names import parse
 from sodaopt.geometry import Geometry
 from sodaopt.schedules import Coef, Number, Past
@@ -76,7 +76,7 @@ class Method:
         if self.full_step and (self.centre == "last" or self.lam_bar != 0):
             raise ValueError(
                 f"{self.name}: full_step needs the centre 'origin' or 'init' and lam_bar = 0, got "
-                f"centre {self.centre!r} and lam_bar = {_show(self.lam_bar)}"
+                f"centre {self.centre!r} and lam_bar = {self.lam_bar!r}"
             )
         for slot in Coefs._fields:
             c = getattr(self, slot)
@@ -152,26 +152,9 @@ class Method:
 
     def __repr__(self) -> str:
         """The slots as text that is the same in every process: checkpoints compare it."""
-        slots = [f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self)[:-1]]
+        slots = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)[:-1]]
         text = f"Method({self.name}: {', '.join(slots)})"
         return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", text)
-
-
-ROWS: dict[str, Callable[..., Method]] = {}
-"""The rows of the zoo by name."""
-FORMS: dict[str, Callable[[Method], Method]] = {}
-"""Functions of a row by name, such as soda."""
-
-
-def named(text: str) -> Method:
-    """Return a method by its name: a row such as "muon", or a form of it such as "soda(muon)"."""
-    name = parse(text, ROWS, FORMS, kind="method")
-    row = ROWS[name.undecayed]()
-    return FORMS[name.pull](row) if name.pull else row
-
-
-def _show(v: Any) -> str:
-    return str(getattr(v, "__name__", None) or repr(v))
 
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
@@ -184,3 +167,89 @@ def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     must = "not be negative" if slot == "gamma" else "be in [0, 1]"
     fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
     raise ValueError(f"{name}: {slot} must {must}, got {c}{where}{fix}")
+
+
+# -- methods by name ------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+ROWS: dict[str, Callable[..., Method]] = {}
+"""The rows of the zoo by name."""
+
+
+def row(f: Callable[P, Method]) -> Callable[P, Method]:
+    """Register a function that returns a method as a row of the zoo, under its own name.
+
+    f: the function. Its arguments have defaults, so that SODA(method="name") can call it.
+
+    >>> @zoo.row
+    ... def gentle(momentum: float = 0.5) -> Method:
+    ...     return zoo.sgd(momentum)
+    >>> SODA(model.parameters(), lr=0.1, method="gentle").methods["gentle"] == zoo.sgd(0.5)
+    True
+    """
+
+    @wraps(f)
+    def named(*args: P.args, **kwargs: P.kwargs) -> Method:
+        return replace(f(*args, **kwargs), name=f.__name__)
+
+    ROWS[f.__name__] = named
+    return named
+
+
+def named(text: str) -> Method:
+    """Return a method by its name: a row such as "muon", or "soda(muon)"."""
+    name = parse(text, ROWS, ("soda",), kind="method")
+    method = ROWS[name.undecayed]()
+    return soda(method) if name.pull else method
+
+
+# -- the anchored and the decayed form of a method ------------------------------------------------
+
+
+def soda(method: Method, decay: Coef = schedules.uniform) -> Method:
+    """Return the anchored form of a method, with u the method's own step:
+
+        y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + u          (paper, Algorithm 1)
+
+    >>> zoo.soda(zoo.adam(), decay=schedules.coupled()).centre
+    'init'
+
+    SODAWrapper around the method does the same if no gradient is missing: a row counts the steps k
+    of each parameter, and the wrapper those of a group.
+
+    decay: strength of the pull in place of 1/(k+2), in [0, 1], such as schedules.coupled(uniform),
+    schedules.fade(uniform, 900, 1000) or schedules.after(uniform, 100).
+    """
+    name = f"soda({check_plain(method, 'soda').name})"
+    return replace(method, lam=decay, centre="init", full_step=True, name=name)
+
+
+def decayed(method: Method, weight_decay: float) -> Method:
+    """Add decoupled weight decay to a method: y <- (1 - lr wd) y + u.
+
+    >>> zoo.decayed(zoo.lion(), 0.1) == zoo.lion(weight_decay=0.1)
+    True
+    """
+    if number("weight_decay", weight_decay) == 0:
+        return method
+    lam = schedules.times(weight_decay, schedules.lr)
+    return replace(check_plain(method, "decayed"), lam=lam, centre="origin", full_step=True)
+
+
+WAYS_OUT = {  # by the centre of a method that is not plain
+    "origin": "Pass weight_decay=0, or use uscion for scion.",
+    "init": "It is anchored already: use it as it is.",
+    "last": "It averages: pass the method inside it.",
+}
+
+
+def check_plain(method: Method, who: str) -> Method:
+    """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
+    if not isinstance(method, Method):
+        raise TypeError(f"{who} takes a Method such as zoo.adam(), got {method!r}")
+    if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
+        raise ValueError(
+            f"{who} takes a method without decay or averaging of its own, and {method.name} has "
+            f"centre {method.centre!r}. {WAYS_OUT[method.centre]}"
+        )
+    return method

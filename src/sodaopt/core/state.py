@@ -40,21 +40,17 @@ class StatefulOptimizer(Watched):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         group, where = dict(param_group), f"group {len(self.param_groups)}"
-        wanted = group.get("method") or self.defaults["method"]
-        if wanted is None:
-            raise ValueError(
-                f"{where} has no method: SODA(params, lr, zoo.adamw()), or a 'method' in the group"
-            )
-        group["method"] = self._register(wanted)
-        method = self.methods[group["method"]]
         factor = group.pop("lr_factor", 1.0)
         if "lr" in group and factor != 1:
             raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
-        if group.setdefault("lr", self.defaults["lr"]) is None:
-            raise ValueError(
-                f"{where} has no lr: SODA(params, lr, method), or an 'lr' in the group"
-            )
+        for name in ("lr", "method"):
+            if group.setdefault(name, self.defaults[name]) is None:
+                raise ValueError(
+                    f"{where} has no {name}: SODA(params, lr, method), or {name!r} in the group"
+                )
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
+        group["method"] = self._register(group["method"])
+        method = self.methods[group["method"]]
         check_lr(group["lr"], where)
         check_keys(group, method, where)
         group["settings"] = repr(method)
@@ -118,20 +114,18 @@ class StatefulOptimizer(Watched):
             self._adopt()
         s: State = self.state[p]
         if not s or float(s["step"]) == 0:
-            s = self.state[p] = self._fresh(p, method, first)
+            s = self.state[p] = s | self._fresh(p, method, first)
         return s
 
     def _adopt(self) -> None:
         """Give each trainable parameter a state, and drop the state of parameters in no group."""
-        known = self.state.copy()
-        self.state.clear()
-        self.state.update({key: s for key, s in known.items() if not isinstance(key, Tensor)})
-        for group in self.param_groups:
-            for p in group["params"]:
-                if known.get(p):  # a look-up in the defaultdict may have stored {}
-                    self.state[p] = known[p]
-                elif p.requires_grad:
-                    self.state[p] = self._fresh(p, self.methods[group["method"]])
+        methods = {p: self.methods[g["method"]] for g in self.param_groups for p in g["params"]}
+        for key in list(self.state):
+            if isinstance(key, Tensor) and key not in methods:
+                del self.state[key]
+        for p, method in methods.items():
+            if p.requires_grad and not self.state.get(p):
+                self.state[p] = self._fresh(p, method)
 
     # -- saving and loading -------------------------------------------------------------------
 

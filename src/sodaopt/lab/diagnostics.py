@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodaopt.core.diagnostics import SUMS, Measured, Watch, Watched, joined, measured
+from sodaopt.core.diagnostics import SUMS, Measured, Watched, joined, measured
 from sodaopt.layers.plan import plan
 from sodaopt.parallel import sharded
 
@@ -28,21 +28,19 @@ class RoleDiagnostics:
         self.opt = opt
         self.roles: dict[Tensor, str] = {row.parameter: row.role for row in plan(model).rows}
         opt.watch()
-        assert opt._watch is not None
-        self.watch: Watch = opt._watch
         self.found: dict[str, Measured] = {}
         self.away: dict[str, Tensor] = {}
         """Squared distances to the initial weights by role."""
         self.initial = {p: sharded.local(p).detach().clone() for p in self.roles}
-        self.watch.on = False
+        opt._measures = False
 
     def arm(self, on: bool) -> None:
         """Say whether the coming step is measured."""
-        self.watch.on = on
+        self.opt._measures = on
 
     def take(self) -> None:
         """Keep the sums of the step, if it was measured."""
-        if self.watch.on:
+        if self.opt._measures:
             self.away = self._distances()
             self.found = measured(self.opt, lambda j, p: self.roles[p])
             self.found[TOTAL] = joined(list(self.found.values()))

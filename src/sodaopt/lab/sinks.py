@@ -126,8 +126,7 @@ def log_diagnostics(
     count = 0
 
     def arm(*_: Any) -> None:
-        if opt._watch is not None:
-            opt._watch.on = (count + 1) % every == 0
+        opt._measures = (count + 1) % every == 0
 
     def send(*_: Any) -> None:
         nonlocal count

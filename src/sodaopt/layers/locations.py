@@ -1,8 +1,13 @@
-"""Where each parameter of a model is: the modules from the model down to the one that holds it."""
+"""Where each parameter of a model is, and how its layer stores it.
+
+A `Location` answers the questions of the rules in `roles.py`, from the type and the sizes of the
+layer. Only shapes are read, never values.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
@@ -15,11 +20,14 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from sodaopt._errors import times
 from sodaopt.anchors.init import CONVS
+from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transposed
 
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PARALLEL = (nn.DataParallel, DistributedDataParallel)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+# The two factors of an adapted layer, by attribute: peft's, torchtune's, peft's for embeddings.
+LORA = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_embedding_A", "lora_embedding_B"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +60,6 @@ class Location:
         """Whether the pattern is in the layer's and the parameter's own part of the name."""
         return re.search(pattern, ".".join(self.keys[-2:])) is not None
 
-    @property
     def is_repeated(self) -> bool:
         """Whether the layer is in a list of blocks, in three similar blocks, or in an attention."""
         for parent, child in zip(self.modules, self.modules[1:], strict=False):
@@ -64,6 +71,98 @@ class Location:
             if isinstance(parent, nn.ModuleList) or similar > 2:
                 return True
         return False
+
+    def linear(self) -> View | None:
+        """Return how the weight of a linear layer is stored, or None for any other parameter.
+
+        A layer of another library counts as linear if it declares in_features and out_features.
+        """
+        m, shape = self.module, tuple(self.shape)
+        if isinstance(m, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and len(shape) == 2:
+            return matrix
+        if self.attribute != "weight":
+            return None
+        sizes = getattr(m, "out_features", None), getattr(m, "in_features", None)
+        if isinstance(m, nn.Linear) or shape == sizes:
+            return matrix
+        flipped = isinstance(m, imported("transformers.pytorch_utils", "Conv1D"))
+        return transposed if flipped or shape == sizes[::-1] else None
+
+    def kernel(self) -> View | None:
+        """Return how the kernel of a convolution is stored, or None for any other parameter."""
+        m = self.module
+        if not isinstance(m, CONVS) or self.attribute != "weight":
+            return None
+        of = deconv if m.transposed else conv
+        return of if m.groups == 1 else grouped(m.groups, of)
+
+    def is_depthwise(self) -> bool:
+        return isinstance(self.module, CONVS) and 1 < self.module.groups == self.module.in_channels
+
+    def is_table(self) -> bool:
+        is_embedding = isinstance(self.module, nn.Embedding | nn.EmbeddingBag)
+        return is_embedding and self.attribute == "weight"
+
+    def stack(self) -> View | None:
+        """Return how a 3-D stack of matrices is stored, or None if module and sizes do not tell."""
+        if len(self.shape) != 3:
+            return None
+        flipped = getattr(self.module, "is_transposed", None)  # transformers declares it
+        if not isinstance(flipped, bool):
+            return self._stack_by_sizes()
+        return transposed if flipped else matrix
+
+    def _stack_by_sizes(self) -> View | None:
+        """Return how a 3-D stack is stored, by the size of the router's input.
+
+        All experts of a block are stored alike, so its first stack decides.
+        """
+        n, o, i = self.shape
+        if o == i:
+            return matrix  # the polar factor of a transposed matrix is the transposed factor
+        block = self.modules[-2:][0].named_parameters()
+        shapes = [p.shape for name, p in block if not name.endswith("bias") and p.shape[:1] == (n,)]
+        first = next(shape for shape in shapes if len(shape) == 3)
+        read = {shape[1] for shape in shapes if len(shape) == 2}
+        if (first[1] in read) == (first[2] in read):
+            return None
+        return transposed if first[1] in read else matrix
+
+    def is_router(self) -> bool:
+        """Whether a matrix has one output for each expert beside it, or one for a shared expert."""
+        if len(self.shape) != 2 or self.attribute.endswith("bias") or expert_count(self.module):
+            return False
+        banks = (bank for block in self.modules[-3:] for bank in block.children())
+        counts = {n for bank in banks if (n := expert_count(bank))}
+        return bool(counts) and self.shape[0] in counts | {1}
+
+    def lora(self) -> str | None:
+        """Return "a" or "b" for a factor of a low-rank adapter, else None."""
+        for module, key in zip(self.modules, self.keys, strict=True):
+            both = any(key in pair and all(hasattr(module, name) for name in pair) for pair in LORA)
+            if both and self.parameter.ndim > 1:
+                return key[-1].lower()
+        return None
+
+
+def is_projection(shape: torch.Size) -> bool:
+    """Whether the shape is (d, heads, d_head). Both directions of such a matrix are the same."""
+    return len(shape) == 3 and shape[0] == shape[1] * shape[2]
+
+
+def expert_count(m: nn.Module) -> int:
+    """Count the experts in a module: the length of its 3-D stacks, or 0 if it has none."""
+    if isinstance(m, CONVS):
+        return 0
+    shapes = [p.shape for p in m._parameters.values() if p is not None and p.ndim == 3]
+    counts = {shape[0] for shape in shapes if not is_projection(shape)}
+    return max(counts) if len(counts) == 1 and counts != {1} else 0
+
+
+def imported(module: str, name: str) -> tuple[type, ...]:
+    """Return a class of another library for isinstance, or () if nobody has imported it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return (found,) if isinstance(found, type) else ()
 
 
 Locations: TypeAlias = dict[nn.Parameter, list[Location]]

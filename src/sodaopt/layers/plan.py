@@ -3,100 +3,33 @@
     SODA(param_groups(model, "soda_dagger"), lr=2**-12)
     print(plan(model, "muon"))
 
-`roles` finds the role of each parameter, a recipe has a rule for each role, and an override of the
-user replaces either.
+`roles` finds the role of each parameter, and a recipe has a rule for each role. The user replaces
+either by an override: a regular expression for names, with a role, a view, a method or an lr
+factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from sodaopt._errors import times, unknown
 from sodaopt.core.method import Method
 from sodaopt.core.validation import check_parameter
-from sodaopt.layers.locations import Location, locate, unwrapped
-from sodaopt.layers.overrides import FROZEN, Override, match, unclear
+from sodaopt.geometry.views import conv, matrix, split, transposed
+from sodaopt.layers.locations import Location, Locations, locate, unwrapped
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
-from sodaopt.layers.roles import HEADS, MATRICES, PARENT, Kind, classify
-from sodaopt.layers.table import geometry_label, render
+from sodaopt.layers.roles import HEADS, MATRICES, PARENT, ROLES, TABLES, VECTORS, Choice, classify
+from sodaopt.layers.table import Plan, PlannedParameter
 from sodaopt.layers.usage import find_usage
-from sodaopt.schedules import Coef
 
 __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
 
-
-@dataclass(frozen=True, eq=False)
-class PlannedParameter:
-    """One parameter of the plan. A frozen one has no method and is in no group.
-
-    name, aliases: its first name in the model, and the names of its other owners.
-    role: the role that the plan found, or that an override gave.
-    parameter: the parameter itself.
-    method, lr_factor: the rule of the role.
-    """
-
-    name: str
-    role: str
-    parameter: nn.Parameter = field(repr=False)
-    aliases: tuple[str, ...] = ()
-    method: Method | None = field(default=None, repr=False)
-    lr_factor: float | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.parameter.shape)
-
-    @property
-    def geometry(self) -> str:
-        return geometry_label(self.method.geometry) if self.method else ""
-
-    @property
-    def radius(self) -> Coef | None:
-        """The radius of the norm's ball. Maps without a norm have none."""
-        return getattr(self.method.geometry, "radius", None) if self.method else None
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Every parameter of a model exactly once. `print(plan)` shows it.
-
-    title: the first line of the table.
-    rows: a `PlannedParameter` for each parameter.
-    notes: the lines below the table, such as inferred heads.
-
-    >>> found = plan(model, "muon")
-    >>> [row.role for row in found.rows]
-    ['hidden', 'bias', 'hidden', 'bias', 'head', 'bias']
-    """
-
-    title: str
-    rows: tuple[PlannedParameter, ...]
-    notes: tuple[str, ...] = ()
-
-    def groups(self) -> list[dict[str, Any]]:
-        """Return groups for SODA: one for each method and lr factor, in order of appearance."""
-        merged: dict[tuple[Method, float], list[PlannedParameter]] = {}
-        for row in self.rows:
-            if row.method is not None and row.lr_factor is not None:
-                merged.setdefault((row.method, row.lr_factor), []).append(row)
-        groups: list[dict[str, Any]] = []
-        for (method, factor), rows in merged.items():
-            name = "+".join(dict.fromkeys(row.role for row in rows))
-            count = sum(g["name"].split("#")[0] == name for g in groups)
-            name += f"#{count + 1}" if count else ""
-            params = [(row.name, row.parameter) for row in rows]
-            groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
-        return groups
-
-    def table(self, full: bool = False) -> str:
-        """Return the plan as text, with repeated layers on one line unless `full`."""
-        return render(self.title, self.rows, self.notes, full)
-
-    def __str__(self) -> str:
-        return self.table()
+FROZEN, CUSTOM = "frozen", "custom"
 
 
 def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides: Any) -> Plan:
@@ -121,7 +54,7 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     """
     by_role, model = rules(recipe), unwrapped(model)
     found, notes = _classified(model, overrides)
-    rows = tuple(_planned(*parts, by_role) for parts in found)
+    rows = tuple(_planned(ats, choice, by_role) for ats, choice in found)
     notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
     title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
     return Plan(title, rows, tuple(notes))
@@ -149,40 +82,53 @@ def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     [(32, 8), (32, 32)]
     """
     found, _ = _classified(unwrapped(model), overrides)
-    return [ats[0].parameter for ats, kind, _ in found if kind.role in MATRICES]
+    return [ats[0].parameter for ats, choice in found if choice.role in MATRICES]
 
 
 def _classified(
     model: nn.Module, overrides: Mapping[str, Any]
-) -> tuple[list[tuple[list[Location], Kind, Override]], list[str]]:
-    """Return every parameter once, with its role and its override, and a note on inferred roles."""
+) -> tuple[list[tuple[list[Location], Choice]], list[str]]:
+    """Return every parameter once, with its role, and notes on inferred roles."""
     locations = locate(model)
-    chosen = match(locations, overrides)
-    heads = {p for p, override in chosen.items() if override.role in HEADS and p.ndim > 1}
+    users = _match(locations, overrides)
+    heads = {p for p, user in users.items() if user.role in HEADS and p.ndim > 1}
     usage = find_usage(model, locations, heads)
-    found, missing = [], []
-    for p, ats in locations.items():
-        if kind := chosen[p].applied(classify(ats[0], usage), p):
-            found.append((ats, kind, chosen[p]))
-        else:
-            missing.append(ats[0])
-    if missing:
-        raise ValueError(unclear(missing))
+    found = [(ats, _chosen(p, classify(ats[0], usage), users[p])) for p, ats in locations.items()]
+    if missing := [ats[0] for ats, choice in found if not choice.role]:
+        raise ValueError(_unclear(missing))
     return found, usage.notes
 
 
+def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
+    """Return the user's choice for p, completed by the role and the view that the rules found."""
+    if not p.requires_grad or user.role == FROZEN:
+        return Choice(FROZEN)
+    if found.role and p.ndim < 2 and user.role not in VECTORS:
+        # lm_head="head" means the weight, not the bias beside it
+        return user._replace(role=found.role, view=None)
+    role = user.role or found.role or (CUSTOM if user.method else "")
+    view = found.view
+    if role in VECTORS:
+        view = None
+    elif view is None and role != found.role:  # the rules do not know how it is stored
+        view = transposed if role in TABLES else conv if role == "conv" or p.ndim > 3 else None
+    if isinstance(user.view, split) and user.view.of is matrix and view is not None:
+        user = user._replace(view=replace(user.view, of=view))  # blocks of the layer's own view
+    return user._replace(role=role, view=user.view or view)
+
+
 def _planned(
-    locations: list[Location], kind: Kind, override: Override, by_role: Mapping[str, Rule]
+    locations: list[Location], choice: Choice, by_role: Mapping[str, Rule]
 ) -> PlannedParameter:
-    """Give a parameter the rule of its role, changed by its override."""
-    p, (role, view) = locations[0].parameter, kind
+    """Give a parameter the rule of its role, or the user's."""
+    p, role = locations[0].parameter, choice.role
     names: dict[nn.Module, str] = {}
     for at in locations:
         names.setdefault(at.module, at.name)  # a block that is used twelve times has one name
     name, *aliases = names.values()
     if role == FROZEN:
         return PlannedParameter(name, role, p, tuple(aliases))
-    rule = Rule(override.method) if override.method else by_role.get(role)
+    rule = Rule(choice.method) if choice.method else by_role.get(role)
     if rule is None:
         options = dict.fromkeys((role, PARENT.get(role, role), "rest"))
         raise ValueError(
@@ -190,9 +136,81 @@ def _planned(
             + " or ".join(map(repr, options))
         )
     method, factor = rule
-    if view is not None:
-        method = replace(method, geometry=method.geometry.with_view(view))
-    if override.lr_factor is not None:
-        factor = override.lr_factor
+    if choice.view is not None:
+        method = replace(method, geometry=method.geometry.with_view(choice.view))
+    if choice.lr_factor is not None:
+        factor = choice.lr_factor
     check_parameter(name, p, method, set())
     return PlannedParameter(name, role, p, tuple(aliases), method, factor)
+
+
+# -- overrides ------------------------------------------------------------------------------------
+
+
+def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parameter, Choice]:
+    """Map each parameter to the first override whose pattern is in one of its names.
+
+    A pattern without effect is an error.
+    """
+    found: dict[nn.Parameter, Choice] = {}
+    names = [(at.name, p) for p, ats in locations.items() for at in ats]
+    for pattern, value in overrides.items():
+        choice = _parse(pattern, value)
+        matched = [p for name, p in names if re.search(pattern, name)]
+        if not matched:
+            parts = {part for name, _ in names for part in name.split(".") if not part.isdigit()}
+            near = unknown("argument or pattern", pattern, parts)
+            raise ValueError(f"no parameter matches: {near}")
+        if found.keys() >= set(matched):
+            raise ValueError(
+                f"the pattern {pattern!r} has no effect: earlier patterns match all of its "
+                "parameters. Put it first."
+            )
+        found = dict.fromkeys(matched, choice) | found
+    return dict.fromkeys(locations, Choice()) | found
+
+
+PARTS: dict[str, Any] = {"role": str, "method": Method, "lr_factor": int | float, "view": Callable}
+"""The parts of an override by their types."""
+
+
+def _parse(pattern: str, value: Any) -> Choice:
+    """Read the value of an override. The type of each part tells its meaning."""
+    try:
+        re.compile(pattern)
+    except re.error as e:
+        raise ValueError(f"{pattern!r} is not a regular expression: {e}") from None
+    parts: dict[str, Any] = {}
+    for part in value if isinstance(value, tuple) else (value,):
+        name = next((name for name, types in PARTS.items() if isinstance(part, types)), None)
+        if name is None or isinstance(part, type) or (name == "lr_factor" and not part >= 0):
+            raise TypeError(
+                f"{pattern!r}: an override is a role, a view such as views.split(3), a Method, an "
+                f"lr factor, or a tuple of these, got {part!r}"
+            )
+        if name == "role" and part not in (*ROLES, FROZEN):
+            raise ValueError(f"{pattern!r}: {unknown('role', part, [*ROLES, FROZEN])}")
+        parts[name] = part
+    return Choice(**parts)
+
+
+GUESSES = {2: '"hidden"', 3: '("experts", views.matrix)', 4: '"conv"'}
+"""An override for a parameter without a role, by its number of dimensions."""
+
+
+def _unclear(locations: list[Location]) -> str:
+    """List the parameters without a role, and overrides that would give them one."""
+    examples: dict[str, str] = {}
+    for at in locations:
+        pattern = re.sub(r"\b\d+\b", r"\\d+", re.escape(at.name))
+        which = f"{at.name} ({times(at.shape)}) of {type(at.module).__name__}"
+        guess = GUESSES[min(len(at.shape), 4)]
+        example = f'  {which}, which may be\n    **{{r"^{pattern}$": {guess}}}\n'
+        examples.setdefault(pattern, example)
+    return (
+        f"cannot tell the role of {len(locations)} parameter{'s' * (len(locations) > 1)}:\n"
+        + "".join(examples.values())
+        + 'Use "position" for a table that is added, "vector" for a factor of each entry, '
+        "views.transposed for (d_in, d_out), views.heads for (d_in, heads, d_head).\n"
+        f"The roles: {', '.join((*ROLES, FROZEN))}"
+    )

@@ -63,8 +63,7 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     """
     if isinstance(recipe, str):
         name = parse(recipe, RECIPES, PULLED, kind="recipe")
-        base = rules(RECIPES[name.undecayed])
-        return soda(base, PULLED[name.pull]) if name.pull else base
+        return soda(RECIPES[name.undecayed], PULLED.get(name.pull or "", ()))
     if not isinstance(recipe, Mapping):
         raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
     own = {role: _as_rule(role, value) for role, value in recipe.items()}

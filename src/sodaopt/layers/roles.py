@@ -1,8 +1,8 @@
 """The role of each parameter of a model, from its layer, its use, its name and its shape.
 
 The first of RULES that matches gives the role. Only shapes are read, never values, so models on the
-meta device and sharded models work too. If no rule matches, the role is unclear (None), and the
-caller decides.
+meta device and sharded models work too. If no rule matches, the role is unclear, and the caller
+decides.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeAlias
 
 from torch import nn
 
+from sodaopt.core.method import Method
 from sodaopt.geometry.views import View, heads, matrix, transposed
-from sodaopt.layers import stored
-from sodaopt.layers.locations import Location
+from sodaopt.layers.locations import Location, is_projection
 from sodaopt.layers.usage import POSITION, Usage
 
 ROLES = {
@@ -50,11 +50,16 @@ PARENT = (
 """The role whose rule another role follows if a recipe has none for it."""
 
 
-class Kind(NamedTuple):
-    """A parameter's role, and its view if it is a matrix."""
+class Choice(NamedTuple):
+    """How a parameter is treated, by the rules or by the user. An empty part is no choice.
 
-    role: str
+    view: how the parameter is a matrix, if it is one.
+    """
+
+    role: str = ""
     view: View | None = None
+    method: Method | None = None
+    lr_factor: float | None = None
 
 
 # Patterns in the parameter's own part of its name.
@@ -66,18 +71,18 @@ EMBEDDING = r"embed[^.]*$"
 Match: TypeAlias = Callable[[Location, Usage], View | bool | None]
 RULES: tuple[tuple[str, Match], ...] = (
     # The first rule that matches gives the role. It returns the view of a matrix, else True.
-    ("lora_a", lambda at, use: stored.lora(at) == "a" and _dense(at)),
-    ("lora_b", lambda at, use: stored.lora(at) == "b" and _dense(at)),
+    ("lora_a", lambda at, use: at.lora() == "a" and _dense(at)),
+    ("lora_b", lambda at, use: at.lora() == "b" and _dense(at)),
     # The use of the layer:
     ("tied", lambda at, use: at.parameter in use.heads & use.tables and _dense(at)),
     ("head", lambda at, use: at.parameter in use.heads and _dense(at)),
     # The type of the layer:
     ("embedding", lambda at, use: at.parameter in use.tokens and transposed),
-    ("position", lambda at, use: stored.is_table(at) and transposed),
-    ("router", lambda at, use: stored.is_router(at) and matrix),
-    ("hidden", lambda at, use: stored.linear(at)),
-    ("depthwise", lambda at, use: stored.is_depthwise(at.module) and stored.kernel(at)),
-    ("conv", lambda at, use: stored.kernel(at)),
+    ("position", lambda at, use: at.is_table() and transposed),
+    ("router", lambda at, use: at.is_router() and matrix),
+    ("hidden", lambda at, use: at.linear()),
+    ("depthwise", lambda at, use: at.is_depthwise() and at.kernel()),
+    ("conv", lambda at, use: at.kernel()),
     # The name and the shape of a parameter in any other module:
     ("position", lambda at, use: _has_rows(at) and at.named(POSITION) and _rows(at)),
     ("bias", lambda at, use: at.named(BIAS)),
@@ -85,21 +90,21 @@ RULES: tuple[tuple[str, Match], ...] = (
     ("norm", lambda at, use: _is_norm(at.module)),
     ("vector", lambda at, use: not _has_rows(at) or at.named(f"{LEARNED_INPUT}|{FACTOR}")),
     ("position", lambda at, use: (at.shape[0] == 1 or at.named(EMBEDDING)) and _rows(at)),
-    ("hidden", lambda at, use: stored.is_projection(at.shape) and heads),
-    ("experts", lambda at, use: stored.stack(at)),
+    ("hidden", lambda at, use: is_projection(at.shape) and heads),
+    ("experts", lambda at, use: at.stack()),
 )
 
 
-def classify(at: Location, usage: Usage) -> Kind | None:
-    """Return the role and the view of a parameter, or None if no rule matches."""
+def classify(at: Location, usage: Usage) -> Choice:
+    """Return the role and the view of a parameter. The role is empty if no rule matches."""
     for role, match in RULES:
         if found := match(at, usage):
-            return Kind(role, found if callable(found) else None)
-    return None
+            return Choice(role, found if callable(found) else None)
+    return Choice()
 
 
 def _dense(at: Location) -> View:
-    return stored.linear(at) or matrix
+    return at.linear() or matrix
 
 
 def _rows(at: Location) -> View | bool:

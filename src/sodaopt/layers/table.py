@@ -1,56 +1,110 @@
-"""The table that `print(plan)` shows."""
+"""The plan as a record: a row for each parameter, groups for SODA, and the printed table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from sodaopt._errors import times
-from sodaopt.geometry import Ball, BiasRMS, Geometry, MultiNorm, Norm
+from sodaopt.core.method import Method
+from sodaopt.geometry import Ball, BiasRMS, Geometry, Norm
 from sodaopt.geometry.views import elements, label, matrix, whole
+from sodaopt.schedules import Coef
 
 COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor")
 RIGHT = (1, 6, 7)  # the columns of numbers, aligned right
 
 
-def geometry_label(g: Geometry) -> str:
-    """Name a geometry: Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
-    norm = getattr(g, "norm", None)
-    if isinstance(norm, Norm):
-        options = [] if isinstance(norm, BiasRMS) else [norm.scale.__name__]
-        if norm.view not in (matrix, elements, whole):
-            options.append(label(norm.view))
-        text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
-        return text if isinstance(g, Ball) else f"{type(g).__name__} {text}"
-    if isinstance(g, MultiNorm) and g.view is not matrix:
-        return f"MultiNorm({label(g.view)})"
-    return type(g).__name__
+@dataclass(frozen=True, eq=False)
+class PlannedParameter:
+    """One parameter of the plan. A frozen one has no method and is in no group.
 
-
-def render(title: str, rows: Sequence[Any], notes: Sequence[str], full: bool) -> str:
-    """Return the plan as text, with repeated layers on one line unless `full`."""
-    lines = [_line(same) for same in ([[row] for row in rows] if full else _repeated(rows))]
-    head, *body = aligned([COLUMNS, *lines], RIGHT)
-    rule = "-" * max(map(len, (head, *body)))
-    return "\n".join([title, head, rule, *body, rule, _total(rows), *notes])
-
-
-def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return the lines of a table as text.
-
-    right: the columns that are aligned right.
+    name, aliases: its first name in the model, and the names of its other owners.
+    role: the role that the plan found, or that an override gave.
+    parameter: the parameter itself.
+    method, lr_factor: the rule of the role.
     """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
-    def cell(j: int, text: str) -> str:
-        return text.rjust(widths[j]) if j in right else text.ljust(widths[j])
+    name: str
+    role: str
+    parameter: nn.Parameter = field(repr=False)
+    aliases: tuple[str, ...] = ()
+    method: Method | None = field(default=None, repr=False)
+    lr_factor: float | None = None
 
-    return ["  ".join(cell(j, text) for j, text in enumerate(line)).rstrip() for line in lines]
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.parameter.shape)
+
+    @property
+    def geometry(self) -> str:
+        return geometry_label(self.method.geometry) if self.method else ""
+
+    @property
+    def radius(self) -> Coef | None:
+        """The radius of the norm's ball. Maps without a norm have none."""
+        return getattr(self.method.geometry, "radius", None) if self.method else None
 
 
-def _line(rows: Sequence[Any]) -> tuple[str, ...]:
-    """Return the cells of parameters that differ only by the numbers in their names."""
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Every parameter of a model exactly once. `print(plan)` shows it.
+
+    title: the first line of the table.
+    rows: a `PlannedParameter` for each parameter.
+    notes: the lines below the table, such as inferred heads.
+
+    >>> found = plan(model, "muon")
+    >>> [row.role for row in found.rows]
+    ['hidden', 'bias', 'hidden', 'bias', 'head', 'bias']
+    """
+
+    title: str
+    rows: tuple[PlannedParameter, ...]
+    notes: tuple[str, ...] = ()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return groups for SODA: one for each method and lr factor, in order of appearance."""
+        merged: dict[tuple[Method, float | None], list[PlannedParameter]] = {}
+        for row in self.rows:
+            if row.method is not None:
+                merged.setdefault((row.method, row.lr_factor), []).append(row)
+        groups: list[dict[str, Any]] = []
+        for (method, factor), rows in merged.items():
+            name = "+".join(dict.fromkeys(row.role for row in rows))
+            count = sum(g["name"].split("#")[0] == name for g in groups)
+            name += f"#{count + 1}" if count else ""
+            params = [(row.name, row.parameter) for row in rows]
+            groups.append({"params": params, "method": method, "lr_factor": factor, "name": name})
+        return groups
+
+    def table(self, full: bool = False) -> str:
+        """Return the plan as text, with repeated layers on one line unless `full`."""
+        repeated: dict[object, list[PlannedParameter]] = {}
+        for row in self.rows:
+            name = tuple("#" if k.isdigit() and not full else k for k in row.name.split("."))
+            shown = row.shape, row.role, row.method, row.lr_factor
+            repeated.setdefault((name, shown), []).append(row)
+        head, *lines = aligned([COLUMNS, *map(_cells, repeated.values())], RIGHT)
+        rule = "-" * max(map(len, (head, *lines)))
+        return "\n".join([self.title, head, rule, *lines, rule, self._total(), *self.notes])
+
+    def _total(self) -> str:
+        frozen = sum(math.prod(row.shape) for row in self.rows if row.method is None)
+        numbers = sum(math.prod(row.shape) for row in self.rows)
+        text = f"{len(self.rows)} parameters, {numbers:,} numbers"
+        return text + (f" ({frozen:,} of them frozen)" if frozen else "")
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
+    """Return the line of parameters that differ only by the numbers in their names."""
     row = rows[0]
     return (
         _merged([r.name for r in rows]),
@@ -64,35 +118,36 @@ def _line(rows: Sequence[Any]) -> tuple[str, ...]:
     )
 
 
-def _repeated(rows: Sequence[Any]) -> list[list[Any]]:
-    """Group the rows that differ only by the numbers in their names, in order of appearance."""
-    found: dict[object, list[Any]] = {}
-    for row in rows:
-        parts = tuple("#" if k.isdigit() else k for k in row.name.split("."))
-        shown = (row.shape, row.role, row.method, row.lr_factor)
-        found.setdefault((parts, shown), []).append(row)
-    return list(found.values())
-
-
 def _merged(names: Sequence[str]) -> str:
-    """Join names: h.0.w, h.1.w, h.2.w -> h.0-2.w"""
-    columns = zip(*(name.split(".") for name in names), strict=True)
-    return ".".join(_span(list(dict.fromkeys(column))) for column in columns)
-
-
-def _span(parts: list[str]) -> str:
-    if len(parts) == 1:
-        return parts[0]
-    numbers = sorted(map(int, parts))
-    in_a_row = numbers[-1] - numbers[0] == len(numbers) - 1
-    return f"{numbers[0]}-{numbers[-1]}" if in_a_row else "*"
-
-
-def _total(rows: Sequence[Any]) -> str:
-    frozen = sum(math.prod(r.shape) for r in rows if r.method is None)
-    text = f"{len(rows)} parameters, {sum(math.prod(r.shape) for r in rows):,} numbers"
-    return text + (f" ({frozen:,} of them frozen)" if frozen else "")
+    """Join names by the first and the last number: h.0.w, h.1.w, h.2.w -> h.0-2.w"""
+    columns = [set(column) for column in zip(*(n.split(".") for n in names), strict=True)]
+    spans = ((min(c, key=int), max(c, key=int)) if len(c) > 1 else c for c in columns)
+    return ".".join(map("-".join, spans))
 
 
 def _number(x: Any) -> str:
     return "" if x is None else "schedule" if callable(x) else f"{x:g}"
+
+
+def geometry_label(g: Geometry) -> str:
+    """Name a geometry: Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
+    norm: Any = getattr(g, "norm", g)  # a map without a norm is labelled by itself
+    is_scaled = isinstance(norm, Norm) and not isinstance(norm, BiasRMS)
+    options = [norm.scale.__name__] if is_scaled else []
+    if getattr(norm, "view", matrix) not in (matrix, elements, whole):
+        options.append(label(norm.view))
+    text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
+    return text if norm is g or isinstance(g, Ball) else f"{type(g).__name__} {text}"
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return the lines of a table as text.
+
+    right: the columns that are aligned right.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def cell(j: int, text: str) -> str:
+        return text.rjust(widths[j]) if j in right else text.ljust(widths[j])
+
+    return ["  ".join(cell(j, text) for j, text in enumerate(line)).rstrip() for line in lines]

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sodaopt.layers import stored
-from sodaopt.layers.locations import Location, Locations
+from sodaopt.layers.locations import Location, Locations, imported
 
 POSITION = (
     r"(^|[._])(pos(ition(al|s)?)?)(\d|[._]|$)|relative_|rel_pos|_rel$|attention_biases$"
@@ -39,7 +38,7 @@ class Usage:
     @cached_property
     def tables(self) -> set[nn.Parameter]:
         """The parameters of all embedding layers, also if another layer uses them too."""
-        return {p for p, ats in self.locations.items() if any(map(stored.is_table, ats))}
+        return {p for p, ats in self.locations.items() if any(at.is_table() for at in ats)}
 
     def names(self, parameters: Iterable[nn.Parameter]) -> str:
         return ", ".join(self.locations[p][0].name for p in parameters)
@@ -47,7 +46,7 @@ class Usage:
 
 def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter]) -> Usage:
     """Find the heads and the token tables. Heads that the user names are the only ones."""
-    pretrained = stored.imported("transformers.modeling_utils", "PreTrainedModel")
+    pretrained = imported("transformers.modeling_utils", "PreTrainedModel")
     theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
     usage = Usage(locations, heads)
     if not heads:
@@ -99,7 +98,7 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
 def _sizes(locations: list[Location]) -> tuple[int, int] | None:
     """Return d_out and d_in of a linear layer or a convolution."""
     for at in locations:
-        if view := stored.linear(at) or stored.kernel(at):
+        if view := at.linear() or at.kernel():
             frame = view(at.shape)
             return frame.o, frame.i
     return None
@@ -107,9 +106,9 @@ def _sizes(locations: list[Location]) -> tuple[int, int] | None:
 
 def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
     """Whether it is a linear layer that may be the last: in no body and no repeated block."""
-    linear = at.attribute == "weight" and stored.linear(at) is not None
-    inner = at.is_repeated or not bodies.isdisjoint(at.modules)
-    return linear and not (inner or stored.is_router(at))
+    linear = at.attribute == "weight" and at.linear() is not None
+    inner = at.is_repeated() or not bodies.isdisjoint(at.modules)
+    return linear and not (inner or at.is_router())
 
 
 def _unread(sizes: Sizes, single: Container[nn.Parameter]) -> set[nn.Parameter]:

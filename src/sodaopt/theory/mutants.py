@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from sodaopt import schedules, zoo
-from sodaopt.schedules import Number, times
+from sodaopt.schedules import Number, over, times
 
 from . import checks, rates
 from .bounds import constants
@@ -58,8 +58,8 @@ def _five_times(lam: Callable[[Number, Number], Number]) -> Callable[[Number, Nu
     return lambda k, lr: min(1.0, 5 * lam(k, lr))
 
 
-ETA_K1 = times(schedules.lr, schedules.over(1, schedules.mean))  # eta (k+1)
-ETA_K2 = times(schedules.lr, schedules.grow)  # eta (k+2)
+ETA_K1 = over(schedules.lr, schedules.mean)  # eta (k+1)
+ETA_K2 = over(schedules.lr, schedules.uniform)  # eta (k+2)
 FAR = _with(lam_bar=_five_times(schedules.uniform))
 FAR_AHEAD = _with(lam_bar=_five_times(schedules.accelerated))
 

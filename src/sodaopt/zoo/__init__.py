@@ -22,11 +22,10 @@ r, weight_lr_power: powers of k+1 and of the learning rate in the weights of the
 
 # ruff: isort: skip_file
 
-from sodaopt.core.method import ROWS
+from sodaopt.core.method import ROWS, decayed, row, soda
 from sodaopt.zoo.averages import (
     accelerated, amuse, double_averaging, dual_averaging, gpa, moda, oda, schedule_free,
 )  # fmt: skip
-from sodaopt.zoo.forms import decayed, row, soda
 from sodaopt.zoo.rows import (
     GD, adam, adamw, frank_wolfe, lion, multinorm, muon, nadam, nesterov, scion, sgd, shampoo,
     signsgd, signum, simplified_ademamix, soda_dagger, ssd, torch_nadam, uscion,

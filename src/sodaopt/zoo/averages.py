@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from sodaopt import schedules
 from sodaopt._errors import count, number
-from sodaopt.core.method import Method
+from sodaopt.core.method import Method, check_plain, row
 from sodaopt.geometry.maps import Geometry
-from sodaopt.schedules import times, uniform
-from sodaopt.zoo.forms import check_plain, row
+from sodaopt.schedules import over, times, uniform
+from sodaopt.zoo.coefficients import falling
 from sodaopt.zoo.rows import GD, muon, sgd
 
 
@@ -28,7 +28,7 @@ def double_averaging(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.double_averaging())
     """
-    gamma = times(schedules.lr, schedules.over(1, schedules.mean))
+    gamma = over(schedules.lr, schedules.mean)
     return Method(geometry, schedules.mean, 0.0, uniform, 0.0, gamma, "init")
 
 
@@ -50,7 +50,7 @@ def moda(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
     """
-    gamma = times(schedules.lr, schedules.grow)
+    gamma = over(schedules.lr, uniform)
     return Method(geometry, schedules.mean, uniform, uniform, 0.0, gamma, "init")
 
 
@@ -62,8 +62,9 @@ def accelerated(geometry: Geometry = GD) -> Method:
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
     """
-    lam, gamma = schedules.accelerated, times(schedules.lr, schedules.triangular)
-    return Method(geometry, schedules.linear, lam, lam, 0.0, gamma, "init")
+    lam = schedules.accelerated
+    gamma = over(schedules.lr, times(uniform, lam))  # lr A_{k+1}, as lam = a_{k+1}/A_{k+1}
+    return Method(geometry, times(2, uniform), lam, lam, 0.0, gamma, "init")
 
 
 @row
@@ -103,7 +104,7 @@ def amuse(
 
     >>> opt = SODA(hidden(model), lr=1e-3, method=zoo.amuse(warmup=10))
     """
-    lam_bar = schedules.falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
+    lam_bar = falling(1 - number("beta", beta, 1), count("warmup", warmup, 2) - 1, rho)
     return replace(schedule_free(base or muon(), beta, r, weight_lr_power), lam_bar=lam_bar)
 
 

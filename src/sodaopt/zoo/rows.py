@@ -8,14 +8,14 @@ from typing import TypeAlias
 
 from sodaopt import schedules
 from sodaopt._errors import number
-from sodaopt.core.method import Method
+from sodaopt.core.method import Method, decayed, row, soda
 from sodaopt.geometry.kronecker import Kronecker
 from sodaopt.geometry.maps import Ball, Diagonal, Geometry, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
 from sodaopt.geometry.scales import Scale, original, unit
 from sodaopt.schedules import Coef, debias, first, times, uniform
-from sodaopt.zoo.forms import decayed, row, soda
+from sodaopt.zoo.coefficients import mass, nadam_alpha_bar, nadam_gamma
 
 Betas: TypeAlias = tuple[float, float]
 
@@ -107,8 +107,8 @@ def torch_nadam(
     method = Method(
         Diagonal(debias(betas[1]), eps),
         alpha=1 - b1,
-        alpha_bar=schedules.nadam_alpha_bar(b1, psi),
-        gamma=schedules.nadam_gamma(b1, psi),
+        alpha_bar=nadam_alpha_bar(b1, psi),
+        gamma=nadam_gamma(b1, psi),
     )
     return decayed(method, weight_decay)
 
@@ -125,7 +125,7 @@ def simplified_ademamix(
 
     >>> opt = SODA(model.parameters(), lr=1e-5, method=zoo.simplified_ademamix(alpha=100))
     """
-    total = schedules.mass(betas[0], number("alpha", alpha))
+    total = mass(betas[0], number("alpha", alpha))
     return Method(
         Diagonal(debias(betas[1]), eps),
         alpha=debias(betas[0]),

@@ -1,4 +1,17 @@
-"""Coefficients that are functions of (k, lr), and the interface that all coefficients share."""
+"""Coefficients: a number, or a function of the step k = 0, 1, 2, ... and the learning rate lr.
+
+Every function here is branch-free arithmetic, so k and lr may be Python numbers or 0-D tensors.
+Schedules with parameters are frozen dataclasses: they print, compare, copy and pickle. Their names
+are in lower case because they are used as functions: `schedules.debias(0.9)`.
+
+A schedule that depends on the past, such as a running sum, declares a memory: `start()` names its
+numbers, `advance()` moves them by one step, and the optimizer keeps them in its state.
+
+k: the number of steps before this one.
+lr: the learning rate of this step.
+a, b, c: coefficients with the values a_k, b_k, c_k at step k, unless a line below says otherwise.
+past: the memory by name, for schedules that have one.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +19,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+
+__all__ = [
+    "NO_PAST", "Coef", "Number", "Past", "Schedule", "accelerated", "advance", "after", "coupled",
+    "debias", "fade", "first", "log_time", "lr", "lr_weighted", "mean", "over", "start", "times",
+    "uniform", "value",
+]  # fmt: skip
 
 Number: TypeAlias = Any
 """An int, a float or a 0-D tensor."""
@@ -56,8 +75,6 @@ def check_memory(parts: list[Coef]) -> None:
     """Raise ValueError if two parts use one name for different memories, in three trial steps.
 
     parts: the coefficients that share a memory.
-
-    >>> schedules.check_memory([schedules.coupled(), schedules.uniform])
     """
     pasts: list[Past] = [start(c) for c in parts]
     for k, rate in enumerate((1.0, 0.5, 2.0)):
@@ -74,8 +91,8 @@ class Schedule:
     Its memory is the memory of its parts. A class with a memory of its own overrides `start` and
     `advance`. Parts with the same memory share it.
 
-    >>> schedules.over(1, schedules.grow)(3, 0.1)
-    0.2
+    >>> schedules.over(1, schedules.uniform)(3, 0.1)
+    5.0
     """
 
     def __post_init__(self) -> None:
@@ -131,33 +148,6 @@ def accelerated(k: Number, lr: Number) -> Number:
     0.5
     """
     return 2 / (k + 3)
-
-
-def linear(k: Number, lr: Number) -> Number:
-    """2/(k+2): a_k/A_k for the weights a_k = k+1.
-
-    >>> schedules.linear(2, 0.1)
-    0.5
-    """
-    return 2 / (k + 2)
-
-
-def grow(k: Number, lr: Number) -> Number:
-    """k+2, the inverse of `uniform`.
-
-    >>> schedules.grow(3, 0.1)
-    5
-    """
-    return k + 2
-
-
-def triangular(k: Number, lr: Number) -> Number:
-    """(k+2)(k+3)/2 = A_{k+1} for the weights a_k = k+1.
-
-    >>> schedules.triangular(0, 0.1)
-    3.0
-    """
-    return (k + 2) * (k + 3) / 2
 
 
 # -- combinations ---------------------------------------------------------------------------------
@@ -246,10 +236,10 @@ class fade(Schedule):
             raise ValueError(f"fade needs 0 <= begin < end, got {self.begin} and {self.end}")
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        t = (k - self.begin) / (self.end - self.begin)
-        t = minimum(maximum(t, 0.0), 1.0)
-        cos = torch.cos(t * math.pi) if isinstance(t, torch.Tensor) else math.cos(t * math.pi)
-        return value(self.c, k, lr, past) * (1 + cos) / 2
+        left = maximum(self.end - maximum(k, self.begin), 0) / (self.end - self.begin)
+        angle = left * math.pi
+        cos = torch.cos(angle) if isinstance(angle, torch.Tensor) else math.cos(angle)
+        return value(self.c, k, lr, past) * (1 - cos) / 2
 
 
 @dataclass(frozen=True)
@@ -272,24 +262,6 @@ class debias(Schedule):
         return (1 - self.b) / (1 - self.b ** (k + 1))
 
 
-@dataclass(frozen=True)
-class mass(Schedule):
-    """1 + b + ... + b^k + a: the weights of the gradients in M + a g, where M <- b M + g.
-
-    b: the weight of the past in M, in [0, 1).
-    a: the extra weight of the newest gradient, at least 0.
-
-    >>> schedules.mass(0.5)(1, 0.1)
-    1.5
-    """
-
-    b: float
-    a: float = 0.0
-
-    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return (1 - self.b ** (k + 1)) / (1 - self.b) + self.a
-
-
 def log_time(c: float) -> Schedule:
     """c lr/(k+1): the logarithmic-time decay of Ferbach et al.
 
@@ -301,24 +273,70 @@ def log_time(c: float) -> Schedule:
     return times(c, over(lr, over(1, mean)))
 
 
+# -- with a memory --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class falling(Schedule):
-    """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1).
+class lr_weighted(Schedule):
+    """w_k / (w_0 + ... + w_k), w = (k+1)^r (largest lr so far)^power: Schedule-Free's averaging.
 
-    c: the number of the first n steps.
-    n: steps before it falls, at least 1.
-    rho: how fast it falls, at least 0.
+    For a constant or falling lr and r = 0 this is exactly 1/(k+1).
 
-    >>> schedules.falling(0.1, n=10)(4, 1e-3), schedules.falling(0.1, n=10)(19, 1e-3)
-    (0.1, 0.05)
+    r: the power of k+1, at least 0. Later points count more.
+    power: the power of the learning rate. Points of a warmup count less.
+
+    >>> zoo.schedule_free().lam == schedules.lr_weighted()
+    True
     """
 
-    c: float
-    n: int
-    rho: float = 1.0
+    by_group: ClassVar[bool] = True
+    """k and the memory are the group's, as in the authors' code."""
+
+    r: float = 0.0
+    power: float = 2.0
+
+    def start(self) -> dict[str, float]:
+        return {"lr_max": 0.0, "weight_sum": 0.0}
+
+    def _weight(self, k: Number, lr_max: Number) -> Number:
+        return (k + 1) ** self.r * lr_max**self.power
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        lr_max = maximum(past["lr_max"], lr)
+        return {"lr_max": lr_max, "weight_sum": past["weight_sum"] + self._weight(k, lr_max)}
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        return self.c * (self.n / maximum(k + 1, self.n)) ** self.rho
+        # A warmup that starts at lr = 0 has no weight yet. The average is then 0, not 0/0.
+        total = past["weight_sum"]
+        return self._weight(k, past["lr_max"]) / (total + (total == 0))
+
+
+@dataclass(frozen=True)
+class _RelativeLr(Schedule):
+    """lr_k / (largest lr so far), and 0 before the first lr > 0."""
+
+    def start(self) -> dict[str, float]:
+        return {"lr_max": 0.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"lr_max": maximum(past["lr_max"], lr)}
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        lr_max = past["lr_max"]
+        return lr / (lr_max + (lr_max == 0))
+
+
+def coupled(c: Coef = uniform) -> Schedule:
+    """c_k lr_k / (largest lr so far): the pull falls with the learning rate, to 0 if lr does.
+
+    c: the strength while lr is the largest so far. The default is 1/(k+2).
+
+    While lr is constant or rises, this is c_k. Before the first lr > 0 it is 0.
+
+    >>> adamw = torch.optim.AdamW(model.parameters(), weight_decay=0)
+    >>> opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())
+    """
+    return times(c, _RelativeLr())
 
 
 def maximum(a: Number, b: Number) -> Number:
@@ -326,7 +344,3 @@ def maximum(a: Number, b: Number) -> Number:
     if isinstance(a, torch.Tensor):
         return a.clamp(min=b)
     return b.clamp(min=a) if isinstance(b, torch.Tensor) else max(a, b)
-
-
-def minimum(a: Number, b: Number) -> Number:
-    return -maximum(-a, -b)

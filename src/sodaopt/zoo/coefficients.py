@@ -1,0 +1,87 @@
+"""Coefficients that only one row of the zoo uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sodaopt.schedules import NO_PAST, Number, Past, Schedule, maximum
+
+
+@dataclass(frozen=True)
+class mass(Schedule):
+    """1 + b + ... + b^k + a: the weights of the gradients in M + a g, where M <- b M + g.
+
+    b: the weight of the past in M, in [0, 1).
+    a: the extra weight of the newest gradient, at least 0.
+    """
+
+    b: float
+    a: float = 0.0
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return (1 - self.b ** (k + 1)) / (1 - self.b) + self.a
+
+
+@dataclass(frozen=True)
+class falling(Schedule):
+    """c (n/max(k+1, n))^rho: c for n steps, then a power of 1/(k+1).
+
+    c: the number of the first n steps.
+    n: steps before it falls, at least 1.
+    rho: how fast it falls, at least 0.
+    """
+
+    c: float
+    n: int
+    rho: float = 1.0
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        return self.c * (self.n / maximum(k + 1, self.n)) ** self.rho
+
+
+@dataclass(frozen=True)
+class _NadamMomentum(Schedule):
+    """mu_t = b (1 - 0.96^(t psi)/2) with t = k+1, and P_t = mu_1 ... mu_t."""
+
+    b: float
+    psi: float
+
+    def mu(self, t: Number) -> Number:
+        return self.b * (1 - 0.5 * 0.96 ** (t * self.psi))
+
+    def start(self) -> dict[str, float]:
+        return {"mu_product": 1.0}
+
+    def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
+        return {"mu_product": past["mu_product"] * self.mu(k + 1)}
+
+    def weights_of_g_and_m(self, k: Number, past: Past) -> tuple[Number, Number]:
+        """Return c_g and c_m of the step c_g g + c_m m."""
+        P, mu, mu_next = past["mu_product"], self.mu(k + 1), self.mu(k + 2)
+        return (1 - mu) / (1 - P), mu_next / (1 - P * mu_next)
+
+
+class nadam_alpha_bar(_NadamMomentum):
+    """c_g / (c_g + c_m), torch's NAdam.
+
+    mu_t = b (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, t = k+1, c_g = (1-mu_t)/(1-P_t), and
+    c_m = mu_{t+1}/(1-P_{t+1}).
+
+    b: beta1, in [0, 1).
+    psi: momentum_decay, at least 0.
+    """
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        c_g, c_m = self.weights_of_g_and_m(k, past)
+        return c_g / (c_g + c_m)
+
+
+class nadam_gamma(_NadamMomentum):
+    """lr (c_g + c_m), torch's NAdam, with c_g and c_m of `nadam_alpha_bar`.
+
+    b, psi: as there.
+    """
+
+    def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
+        c_g, c_m = self.weights_of_g_and_m(k, past)
+        return lr * (c_g + c_m)
