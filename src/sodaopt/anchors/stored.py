@@ -119,9 +119,9 @@ class Constant(Anchor):
     other: Anchor = field(default_factory=Clone)
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
-        number = constant_of(kept)
-        return kept if number is None else number
+        kept = self.other.capture(p, first)
+        number = constant_of(getattr(p, "original", kept))  # a meta copy of it has no values
+        return kept if number is None else number.to(kept.dtype)
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         return self.other.source(p, kept) if kept.dim() == p.dim() else float(kept)
