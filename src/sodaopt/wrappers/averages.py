@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
-from sodaopt._errors import count, number
+from sodaopt._errors import check_shape, count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
@@ -26,9 +26,11 @@ class _Average(Wrapper):
         """The wrapper's tensors of p before the first step."""
         raise NotImplementedError
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
-        return super()._restored(p, name, t).to(dtype)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, t in own.items():
+            check_shape(name, t.shape, p.shape)
+        dtypes = {name: t.dtype for name, t in self._first(p).items()}
+        return {n: t.detach().to(p.device, dtypes[n], copy=True) for n, t in own.items()}
 
     def _kept(self, step: GroupStep) -> dict[Tensor, dict[str, Tensor]]:
         """The wrapper's tensors of each parameter."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -32,24 +33,32 @@ class GroupStep:
     """One step of a group's parameters that have a gradient.
 
     indices: the index of each parameter in the optimizer.
-    points: this rank's shard of each parameter that the base steps: the parameter's own memory, or
-    an fp32 copy if the parameter has 16 bits.
-    low: the positions of the 16-bit parameters.
     begun, completed: the base's step has begun, and has returned.
     """
 
     group: Group
     indices: list[int]
     params: list[Tensor]
-    points: list[Tensor]
-    low: list[int]
     begun: bool = False
     completed: bool = False
 
-    def read(self) -> None:
-        """Copy the 16-bit parameters into their points again."""
-        for j in self.low:
-            self.points[j].copy_(sharded.local(self.params[j]))
+    @cached_property
+    def low(self) -> list[int]:
+        """The positions of the 16-bit parameters."""
+        return [j for j, p in enumerate(self.params) if p.dtype in rounding.HALVES]
+
+    @cached_property
+    def points(self) -> list[Tensor]:
+        """This rank's shard of each parameter, in fp32 copies of 16-bit ones. The base steps them.
+
+        An anchor may round the parameters, so the copies are made when they are first used.
+        """
+        points = [p if type(p) in PLAIN else sharded.local(p) for p in self.params]
+        if self.low:
+            copies = fp32_copies([points[j] for j in self.low])
+            for j, x in zip(self.low, copies, strict=True):
+                points[j] = x
+        return points
 
     def write(self, seed: int, k: int) -> None:
         """Round the points into the 16-bit parameters. The other points are the parameters."""
@@ -137,13 +146,8 @@ class Wrapper(Watched, LiveOptimizer):
             ]
             index += len(group["params"])
             if found:
-                indices, params = map(list, zip(*found, strict=True))
-                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
-                low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
-                copies = fp32_copies([points[j] for j in low]) if low else []
-                for j, x in zip(low, copies, strict=True):
-                    points[j] = x
-                steps.append(GroupStep(group, indices, params, points, low))
+                indices, params = zip(*found, strict=True)
+                steps.append(GroupStep(group, list(indices), list(params)))
         return steps
 
     def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
@@ -131,8 +130,7 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
             if own := self._own(p):
-                saved = {name: self._saved(p, name, t) for name, t in own.items()}
-                state[n] = state[n] | self._prefixed(saved)
+                state[n] = state[n] | self._prefixed(self._saved(p, own))
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
@@ -156,10 +154,10 @@ class LiveOptimizer(Optimizer):
             check_moments(theirs, p)
             if own:
                 state[n] = theirs
-                restored[p] = {name: self._restored(p, name, t) for name, t in own.items()}
+                restored[p] = self._prefixed(self._restored(p, own))
         self._load_base({**state_dict, "state": state, "param_groups": groups})
         for p, own in restored.items():
-            self.base.state[p].update(self._prefixed(own))
+            self.base.state[p].update(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -203,14 +201,13 @@ class LiveOptimizer(Optimizer):
             self.base.state.update(before)
             raise
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
-        check_shape(name, t.shape, p.shape)
-        return t.detach().to(p.device, copy=True)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the loaded tensors of p as this wrapper keeps them."""
+        raise NotImplementedError
 
-    def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        """A tensor of p as a checkpoint stores it."""
-        return t
+    def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The wrapper's tensors of p as a checkpoint stores them."""
+        return own
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "step"}

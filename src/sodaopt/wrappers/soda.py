@@ -71,13 +71,10 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         check_base(base, "SODAWrapper")
-        if isinstance(only, nn.Module):  # a module is callable, as a predicate is
-            raise TypeError(
-                f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
-                "layers, or only=model.parameters() for all of it"
-            )
-        self.only = only if callable(only) else None
-        selected = _select(base, only)
+        self.only = None if only is None else _predicate(base, only)
+        selected = [self._selected(group["params"]) for group in base.param_groups]
+        if not any(selected):
+            raise ValueError("only= selects no parameter of the base optimizer")
         try:  # raise now if lam is out of range
             for group in base.param_groups:
                 self._lam(self._group_keys() | group | {"soda_k": self.start})
@@ -90,9 +87,12 @@ class SODAWrapper(Wrapper):
         base.defaults["soda_only"] = only is None
         super().__init__(base)
 
+    def _selected(self, params: list[Tensor]) -> bool | list[int]:
+        """The positions of the pulled parameters, or True for all of them."""
+        return self.only is None or [j for j, p in enumerate(params) if self.only(p)]
+
     def _added(self, group: Group) -> None:
-        if self.only:
-            group["soda_only"] = _positions(group["params"], self.only)
+        group["soda_only"] = self._selected(group["params"])
 
     def _group_keys(self) -> Group:
         return super()._group_keys() | {"soda_only": True, "soda_dry": False}
@@ -129,16 +129,16 @@ class SODAWrapper(Wrapper):
         return k
 
     def _around(self, step: GroupStep) -> Iterator[None]:
-        group, k = step.group, step.group["soda_k"]
-        chosen, is_dry = _chosen(step), self._is_dry(group)
+        group, is_dry = step.group, self._is_dry(step.group)
         lam, memory = self._lam(group), self._memory(group, self._k(group))
-        captured, z0 = self._anchored(step, chosen, is_dry)
-        if lam and chosen and not is_dry:
-            yield from self._pull(step, list(chosen.values()), z0, lam)
+        captured, z0 = self._anchored(step, is_dry)
+        if lam and z0 and not is_dry:
+            points = dict(zip(step.params, step.points, strict=True))
+            yield from self._pull(step, [points[p] for p in z0], list(z0.values()), lam)
         else:
             yield
         if step.begun:
-            step.write(self.seed, k)
+            step.write(self.seed, group["soda_k"])
             self._keep(step, {p: {"z0": t} for p, t in captured.items()})
             self._count(step, dry=is_dry, **memory)
 
@@ -168,30 +168,28 @@ class SODAWrapper(Wrapper):
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _anchored(
-        self, step: GroupStep, params: Iterable[Tensor], is_dry: bool
-    ) -> tuple[Tensors, list[Source]]:
-        """Capture z0 of the parameters that have none, or of all of them if it must be new.
+    def _anchored(self, step: GroupStep, is_dry: bool) -> tuple[Tensors, dict[Tensor, Source]]:
+        """Capture z0 of the pulled parameters that have none, or of all of them if it must be new.
 
-        Return the captured tensors, and the source of each parameter's z0.
+        Return the captured tensors, and the source of z0 of each parameter that is pulled now.
         """
-        group, state = step.group, self.base.state
+        group, state, stepped = step.group, self.base.state, set(step.params)
+        only, params = group["soda_only"], group["params"]
+        chosen = params if only is True else [params[j] for j in only or ()]
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        if reanchors or group["soda_dry"]:
-            new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
-        else:
-            new = [p for p in params if "soda_z0" not in state.get(p, ())]
-        captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
-        if captured:
-            step.read()  # an anchor may have rounded the parameters
-        kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
-        return captured, [self.anchor.source(p, t) for p, t in kept.items()]
+        renews = reanchors or group["soda_dry"]
+        new = [p for p in chosen if (renews if "soda_z0" in state.get(p, ()) else p in stepped)]
+        captured = {p: self.anchor.capture(p, not is_dry) for p in new}
+        kept = {
+            p: captured[p] if p in captured else state[p]["soda_z0"] for p in chosen if p in stepped
+        }
+        return captured, {p: self.anchor.source(p, t) for p, t in kept.items()}
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"z0": self.anchor.restore(own["z0"], p)}
 
-    def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return self.anchor.saved(t, p) if name == "z0" else t
+    def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"z0": self.anchor.saved(own["z0"], p)}
 
     # -- diagnostics --------------------------------------------------------------------------
 
@@ -209,36 +207,23 @@ class SODAWrapper(Wrapper):
         return {"k": group["soda_k"]}
 
 
-def _chosen(step: GroupStep) -> dict[Tensor, Tensor]:
-    """The points of the parameters that `only` selects."""
-    only, points = step.group["soda_only"], dict(zip(step.params, step.points, strict=True))
-    if only is True:
-        return points
-    chosen = [step.group["params"][j] for j in only or ()]
-    return {p: points[p] for p in chosen if p in points}
-
-
-def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
-    """For each group, the positions of the chosen parameters, or True for all of them."""
-    if only is None:
-        return [True] * len(base.param_groups)
-    if not callable(only):
-        entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
-        chosen = {p for entry in entries for p in entry}
-        if chosen - {p for g in base.param_groups for p in g["params"]}:
-            raise ValueError(
-                "an entry of only= is neither a parameter nor a group of the base optimizer: "
-                "pass its parameters, its param_groups, or a predicate of a parameter"
-            )
-        only = chosen.__contains__
-    selected = [_positions(g["params"], only) for g in base.param_groups]
-    if not any(selected):
-        raise ValueError("only= selects no parameter of the base optimizer")
-    return list(selected)
-
-
-def _positions(params: list[Tensor], only: Callable[[Tensor], bool]) -> list[int]:
-    return [j for j, p in enumerate(params) if only(p)]
+def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
+    """Return only= as a predicate of a parameter."""
+    if isinstance(only, nn.Module):  # a module is callable, as a predicate is
+        raise TypeError(
+            f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
+            "layers, or only=model.parameters() for all of it"
+        )
+    if callable(only):
+        return only  # type: ignore[no-any-return]
+    entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
+    chosen = {p for entry in entries for p in entry}
+    if chosen - {p for g in base.param_groups for p in g["params"]}:
+        raise ValueError(
+            "an entry of only= is neither a parameter nor a group of the base optimizer: "
+            "pass its parameters, its param_groups, or a predicate of a parameter"
+        )
+    return chosen.__contains__
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
