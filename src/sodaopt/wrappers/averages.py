@@ -16,7 +16,7 @@ from sodaopt._errors import check_shape, count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
 class _Average(Wrapper):
@@ -32,8 +32,7 @@ class _Average(Wrapper):
         dtypes = {name: t.dtype for name, t in self._first(p).items()}
         return {n: t.detach().to(p.device, dtypes[n], copy=True) for n, t in own.items()}
 
-    def _kept(self, step: GroupStep) -> dict[Tensor, dict[str, Tensor]]:
-        """The wrapper's tensors of each parameter."""
+    def _kept(self, step: GroupStep) -> Tensors:
         return {p: self._own(p) or self._first(p) for p in step.params}
 
 
@@ -53,21 +52,15 @@ class _Averaged(_Average):
     def _coef(self) -> Coef:
         return self._coefs()[0]
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
-        group, y, k = step.group, step.points, step.group[self._prefix + "k"]
-        coef, lam_bar, at_y = self._coefs()
-        past = self._memory(group, k)
-        lam = float(schedules.value(coef, k, group.get("lr", 1.0), past))
-        kept = self._kept(step)
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+        y, (_, lam_bar, at_y) = step.points, self._coefs()
         xs, zs = ([sharded.local(own[name]) for own in kept.values()] for name in ("x", "z"))
-        decayed = torch._foreach_add(zs, y, alpha=-at_y * group["lr"]) if at_y else zs
+        decayed = torch._foreach_add(zs, y, alpha=-at_y * step.group["lr"]) if at_y else zs
         torch._foreach_copy_(y, decayed)
         yield
         if step.begun:
             torch._foreach_copy_(zs, y)
             torch._foreach_lerp_(xs, zs, lam)
-            self._keep(step, kept)
-            self._count(step, **past)
         torch._foreach_copy_(y, xs)
         torch._foreach_lerp_(y, zs, lam_bar)
         for j in step.low:
@@ -150,18 +143,16 @@ class _Periodic(_Average):
     _output = "slow"
     every: int
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
-        k, kept = step.group[self._prefix + "k"], self._kept(step)
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         yield
         if step.begun:
+            k = self._k(step.group)
             is_outer = (k + 1) % self.every == 0
             for own, z in zip(kept.values(), step.points, strict=True) if is_outer else ():
                 self._outer({name: sharded.local(t) for name, t in own.items()}, z)
             step.write(0, k)
             for p, own in kept.items() if is_outer else ():
                 sharded.local(own["slow"]).copy_(sharded.local(p))
-            self._keep(step, kept)
-            self._count(step)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"slow": p.detach().clone()}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.live import HOOKS, Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies
+
+Tensors: TypeAlias = dict[Tensor, dict[str, Tensor]]
+"""The wrapper's tensors of parameters, by name."""
 
 
 @dataclass
@@ -68,14 +71,18 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass writes `_around`."""
+    """An optimizer around a base optimizer. A subclass writes `_kept` and `_around`."""
 
     @property
     def _coef(self) -> Coef:
-        """The schedule of the pull or of the average. Its memory is in the groups."""
+        """The schedule of lam. Its memory is in the groups."""
         return 0.0
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
+    def _kept(self, step: GroupStep) -> Tensors:
+        """The wrapper's tensors of each parameter. They are stored after the base's step."""
+        raise NotImplementedError
+
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         """Move the points to where the base must step from, yield, and finish the step.
 
         It is resumed after the base's step, also if that failed. If the base's step has not begun
@@ -87,10 +94,22 @@ class Wrapper(Watched, LiveOptimizer):
         mode = {"train_mode": True} if self._output else {}
         return self._prefixed({"k": 0, **schedules.start(self._coef), **mode})
 
-    def _memory(self, group: Group, k: int) -> dict[str, Any]:
+    def _k(self, group: Group) -> int:
+        """The step of the schedule of lam."""
+        return int(group[self._prefix + "k"])
+
+    def _memory(self, group: Group) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        past = {n: group[self._prefix + n] for n in schedules.start(self._coef)}
+        k, past = self._k(group), {n: group[self._prefix + n] for n in schedules.start(self._coef)}
         return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
+
+    def _lam(self, group: Group) -> float:
+        """lam at the coming step."""
+        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
+        lam = schedules.value(self._coef, k, lr, self._memory(group))
+        if not 0 <= lam <= 1:
+            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
+        return float(lam)
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -118,7 +137,7 @@ class Wrapper(Watched, LiveOptimizer):
         steps = self._group_steps()
         with ExitStack() as afterwards:
             for step in steps:
-                around = self._around(step)
+                around = self._group_step(step)
                 next(around)
                 afterwards.callback(next, around, None)
             with self._in_fp32(steps), _without_hooks(self.base):
@@ -150,20 +169,21 @@ class Wrapper(Watched, LiveOptimizer):
                 steps.append(GroupStep(group, list(indices), list(params)))
         return steps
 
-    def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
-        """Store tensors of parameters after the base's step.
+    def _group_step(self, step: GroupStep) -> Iterator[None]:
+        """Step one group: yield to the base's step, then store the wrapper's tensors and numbers.
 
-        If that step failed, a parameter that the base has no state of is left out: many bases
+        If the base's step failed, a parameter that the base has no state of is left out: many bases
         initialise a parameter only if its state is empty.
         """
-        for p, own in tensors.items():
-            if step.completed or self.base.state.get(p):
-                self.base.state[p].update(self._prefixed(own))
-
-    def _count(self, step: GroupStep, **own: Any) -> None:
-        """Count the step, and keep the wrapper's numbers in the group."""
-        keys = {"k": step.group[self._prefix + "k"] + 1, **own}
-        step.group.update({self._prefix + name: v for name, v in keys.items()})
+        group, state, prefix = step.group, self.base.state, self._prefix
+        lam, memory, kept = self._lam(group), self._memory(group), self._kept(step)
+        yield from self._around(step, kept, lam)
+        if step.begun:
+            for p, own in kept.items():
+                if step.completed or state.get(p):
+                    state[p].update({prefix + name: t for name, t in own.items()})
+            numbers = {"k": group[prefix + "k"] + 1, **memory}
+            group.update({prefix + name: v for name, v in numbers.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 

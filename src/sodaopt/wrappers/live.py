@@ -113,10 +113,6 @@ class LiveOptimizer(Optimizer):
             del self.base.param_groups[count:]  # restore the groups as they were
             raise
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of the base's parameters."""
-        self.base.zero_grad(set_to_none=set_to_none)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"
 

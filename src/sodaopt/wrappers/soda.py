@@ -17,13 +17,12 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
 AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
 AT_START = get_args(AtStart)
-Tensors: TypeAlias = dict[Tensor, Tensor]
 
 
 class SODAWrapper(Wrapper):
@@ -113,34 +112,24 @@ class SODAWrapper(Wrapper):
 
     # -- the pull -----------------------------------------------------------------------------
 
-    def _lam(self, group: Group) -> float:
-        """The strength of the pull at the coming step."""
-        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
-        if group["soda_k"] < self.start:
-            return 0.0
-        lam = schedules.value(self.decay, k, lr, self._memory(group, k))
-        if not 0 <= lam <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
-        return float(lam)
-
     def _k(self, group: Group) -> int:
-        """The step of the schedule of the pull."""
-        k: int = group["soda_k"] - (0 if self.at_start == "keep" else self.start)
-        return k
+        return super()._k(group) - (0 if self.at_start == "keep" else self.start)
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
+    def _lam(self, group: Group) -> float:
+        return super()._lam(group) if group["soda_k"] >= self.start else 0.0
+
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         group, is_dry = step.group, self._is_dry(step.group)
-        lam, memory = self._lam(group), self._memory(group, self._k(group))
-        captured, z0 = self._anchored(step, is_dry)
-        if lam and z0 and not is_dry:
-            points = dict(zip(step.params, step.points, strict=True))
-            yield from self._pull(step, [points[p] for p in z0], list(z0.values()), lam)
+        points = dict(zip(step.params, step.points, strict=True))
+        pulled = {p: points[p] for p in kept if p in points}
+        if lam and pulled and not is_dry:
+            z0 = [self.anchor.source(p, kept[p]["z0"]) for p in pulled]
+            yield from self._pull(step, list(pulled.values()), z0, lam)
         else:
             yield
         if step.begun:
             step.write(self.seed, group["soda_k"])
-            self._keep(step, {p: {"z0": t} for p, t in captured.items()})
-            self._count(step, dry=is_dry, **memory)
+            group["soda_dry"] = is_dry
 
     def _pull(
         self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
@@ -168,22 +157,18 @@ class SODAWrapper(Wrapper):
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _anchored(self, step: GroupStep, is_dry: bool) -> tuple[Tensors, dict[Tensor, Source]]:
-        """Capture z0 of the pulled parameters that have none, or of all of them if it must be new.
-
-        Return the captured tensors, and the source of z0 of each parameter that is pulled now.
-        """
+    def _kept(self, step: GroupStep) -> Tensors:
+        """z0 of the pulled parameters. It is captured if there is none, or if it must be new."""
         group, state, stepped = step.group, self.base.state, set(step.params)
-        only, params = group["soda_only"], group["params"]
-        chosen = params if only is True else [params[j] for j in only or ()]
+        only, params, found = group["soda_only"], group["params"], Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        renews = reanchors or group["soda_dry"]
-        new = [p for p in chosen if (renews if "soda_z0" in state.get(p, ()) else p in stepped)]
-        captured = {p: self.anchor.capture(p, not is_dry) for p in new}
-        kept = {
-            p: captured[p] if p in captured else state[p]["soda_z0"] for p in chosen if p in stepped
-        }
-        return captured, {p: self.anchor.source(p, t) for p, t in kept.items()}
+        for p in params if only is True else [params[j] for j in only or ()]:
+            z0 = state[p].get("soda_z0") if p in state else None
+            if p in stepped if z0 is None else reanchors or group["soda_dry"]:
+                z0 = self.anchor.capture(p, not self._is_dry(group))
+            if z0 is not None:
+                found[p] = {"z0": z0}
+        return found
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"z0": self.anchor.restore(own["z0"], p)}
