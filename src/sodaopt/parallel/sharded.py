@@ -68,15 +68,14 @@ def like(t: Tensor, p: Any) -> Tensor:
 
 
 def refill(t: Any, part: Tensor) -> None:
-    """Replace the memory of this rank's shard of t.
+    """Replace the memory of this rank's shard of t, which may be of another dtype.
 
-    torch has no public way to do it for a DTensor. If `_local_tensor` goes, make a new DTensor with
-    `from_local`, and the copies in wrappers/low_precision.py become new objects at each step.
+    torch has no public way to do it for a DTensor. If the private names go, wrappers must refuse
+    sharded parameters of 16 bits.
     """
+    t.data = made = like(part, t)
     if is_sharded(t):
-        t._local_tensor = part
-    else:
-        t.data = part
+        t._local_tensor, t._spec = part, made._spec  # type: ignore[attr-defined]
 
 
 def place(t: Tensor, p: Any) -> Tensor:
