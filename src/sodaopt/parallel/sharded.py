@@ -73,13 +73,9 @@ def refill(t: Any, part: Tensor) -> None:
     torch has no public way to do it for a DTensor. If the private names go, wrappers must refuse
     sharded parameters of 16 bits.
     """
-    if not is_sharded(t):
-        t.data = part
-        return
-    if part.dtype != t.dtype:
-        t.data = made = torch.empty_like(t, dtype=part.dtype)
-        t._spec = made._spec  # type: ignore[attr-defined]
-    t._local_tensor = part
+    t.data = made = like(part, t)
+    if is_sharded(t):
+        t._local_tensor, t._spec = part, made._spec  # type: ignore[attr-defined]
 
 
 def place(t: Tensor, p: Any) -> Tensor:

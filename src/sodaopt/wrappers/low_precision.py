@@ -72,6 +72,7 @@ def load_in_fp32(base: Optimizer, state_dict: dict[str, Any]) -> None:
 
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
     """Copy tensors to fp32. On a GPU one launch copies all of them."""
-    copies = [torch.empty_like(t, dtype=torch.float32) for t in tensors]
-    torch._foreach_copy_([sharded.local(t) for t in copies], [sharded.local(t) for t in tensors])
-    return copies
+    shards = [sharded.local(t) for t in tensors]
+    copies = [torch.empty_like(shard, dtype=torch.float32) for shard in shards]
+    torch._foreach_copy_(copies, shards)
+    return [sharded.like(copy, t) for copy, t in zip(copies, tensors, strict=True)]
