@@ -15,6 +15,11 @@ from sodaopt.anchors.stored import Anchor
 from sodaopt.parallel import sharded
 
 
+def parameter_of(p: Tensor) -> Tensor:
+    """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
+    return getattr(p, "fp32_copy_of", p)
+
+
 class Elsewhere(Anchor):
     """An anchor that keeps no copy of the weights.
 
@@ -52,7 +57,7 @@ class Elsewhere(Anchor):
     def capture(self, p: Tensor, first: bool) -> Tensor:
         """Return an empty tensor, which marks that the parameter has been seen."""
         if first and not p.is_meta:
-            self.check_weights(p)
+            self.check_weights(parameter_of(p))
         return torch.empty(0, dtype=torch.float32, device=p.device)
 
     def check_weights(self, p: Tensor) -> None:
@@ -92,6 +97,7 @@ class FromFile(Elsewhere):
         return self.rename(super().name_of(p))
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
+        p = parameter_of(p)
         return sharded.part(self.entry(p), p)
 
 

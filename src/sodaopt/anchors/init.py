@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sodaopt._errors import times
 from sodaopt.anchors.distributions import KINDS, Init, Seeded, Spec
-from sodaopt.anchors.elsewhere import Elsewhere
+from sodaopt.anchors.elsewhere import Elsewhere, parameter_of
 from sodaopt.anchors.pull import Source, pull_, value
 from sodaopt.parallel import sharded
 
@@ -143,11 +143,11 @@ class Seeds(Elsewhere):
         if not torch.equal(shard, value(Seeded(spec, p), shard)):
             raise ValueError(
                 f"{spec.name} ({times(p.shape)}) does not hold the weights of its seed: it was "
-                "loaded or changed after seeded_(), or it has 16 bits and its SODA is in a "
-                "wrapper. Seed it again, or use another anchor"
+                "loaded or changed after seeded_(). Seed it again, or use another anchor"
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
+        p = parameter_of(p)
         return Seeded(self.entry(p), p)
 
 

@@ -68,14 +68,15 @@ def like(t: Tensor, p: Any) -> Tensor:
 
 
 def refill(t: Any, part: Tensor) -> None:
-    """Replace the memory of this rank's shard of t, which may be of another dtype.
+    """Replace the memory of this rank's shard of t.
 
-    torch has no public way to do it for a DTensor. If the private names go, wrappers must refuse
-    sharded parameters of 16 bits.
+    torch has no public way to do it for a DTensor. If `_local_tensor` goes, make a new DTensor with
+    `from_local`, and the copies in wrappers/low_precision.py become new objects at each step.
     """
-    t.data = made = like(part, t)
     if is_sharded(t):
-        t._local_tensor, t._spec = part, made._spec  # type: ignore[attr-defined]
+        t._local_tensor = part
+    else:
+        t.data = part
 
 
 def place(t: Tensor, p: Any) -> Tensor:

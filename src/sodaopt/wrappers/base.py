@@ -25,7 +25,7 @@ from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.live import HOOKS, Group, LiveOptimizer
-from sodaopt.wrappers.low_precision import fp32_copies, in_fp32
+from sodaopt.wrappers.low_precision import fp32_copies
 
 Tensors: TypeAlias = dict[Tensor, dict[str, Tensor]]
 """The wrapper's tensors of parameters, by name."""
@@ -140,20 +140,20 @@ class Wrapper(Watched, LiveOptimizer):
                 around = self._group_step(step)
                 next(around)
                 afterwards.callback(next, around, None)
-            with self._points_held(steps), _without_hooks(self.base):
+            with self._in_fp32(steps), _without_hooks(self.base):
                 for step in steps:
                     step.begun = True
                 self.base.step()  # without a closure: some bases take none
             for step in steps:
                 step.completed = True
 
-    def _points_held(self, steps: list[GroupStep]) -> AbstractContextManager[None]:
-        """Return a context in which the 16-bit parameters hold their points."""
+    def _in_fp32(self, steps: list[GroupStep]) -> AbstractContextManager[None]:
+        """Return a context in which the base steps fp32 copies of the 16-bit parameters."""
         low = [(step.params[j], step.points[j]) for step in steps for j in step.low]
         if not low:
             return nullcontext()
         params, points = zip(*low, strict=True)
-        return in_fp32(params, points, fp32_copies([p.grad for p in params]))
+        return self._fp32_step.replaced(params, points, fp32_copies([p.grad for p in params]))
 
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
-from sodaopt.wrappers.low_precision import load_in_fp32, stepped_in_fp32
+from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
 
@@ -57,7 +57,7 @@ class LiveOptimizer(Optimizer):
             group |= self._group_keys() | group
             self._added(group)
         self._check_groups(base.param_groups)
-        if any(base.state.get(p) for p in stepped_in_fp32(base)):
+        if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
 
     def _connect(self) -> None:
@@ -65,6 +65,7 @@ class LiveOptimizer(Optimizer):
         super().__setstate__({})  # torch's tables of hooks and patched step, without parameters
         for name in HOOKS:
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
+        self._fp32_step = Fp32Step(self.base, type(self).__name__)
         WRAPPERS[id(self.base)] = self
 
     def _group_keys(self) -> Group:
@@ -191,7 +192,7 @@ class LiveOptimizer(Optimizer):
         before = dict(self.base.state)
         try:
             self.base.state.update({p: self._split(s)[0] for p, s in before.items()})
-            load_in_fp32(self.base, state_dict)
+            self._fp32_step.load_base(state_dict)
         except BaseException:
             self.base.state.update(before)
             raise

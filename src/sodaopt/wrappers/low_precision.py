@@ -1,7 +1,7 @@
 """The fp32 step of 16-bit parameters under a wrapper.
 
-During the base optimizer's step, 16-bit parameters hold fp32 memory. Neither the update nor the
-moments are rounded: the only rounding is the one into the parameter's own memory.
+During the base optimizer's step, fp32 copies replace the 16-bit parameters in its groups and state.
+Neither its update nor its moments are rounded: the only rounding is the one into the parameter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
@@ -20,54 +21,100 @@ from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
 
 
-@contextmanager
-def in_fp32(
-    params: Sequence[Tensor], points: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> Iterator[None]:
-    """Let 16-bit parameters hold fp32 memory and fp32 gradients.
+class Fp32Step:
+    """Lets a base optimizer step fp32 copies of its 16-bit parameters.
 
-    points: the memory, this rank's shards.
+    wrapper: the wrapper's class name, for messages.
     """
-    own, own_grads = [sharded.local(p).detach() for p in params], [p.grad for p in params]
-    try:
-        _hold(params, points, grads)
-        yield
-    finally:
-        for p, x in zip(params, points, strict=True):
-            if sharded.local(p).data_ptr() != x.data_ptr():  # some bases set p.data
-                x.copy_(sharded.local(p))
-        _hold(params, own, own_grads)
+
+    def __init__(self, base: Optimizer, wrapper: str) -> None:
+        self.base, self.wrapper = base, wrapper
+        self.kept: Any = WeakTensorKeyDictionary()
+
+    @contextmanager
+    def replaced(
+        self, params: Sequence[Tensor], points: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> Iterator[None]:
+        """Replace the parameters by fp32 copies in the base's groups and state.
+
+        points: the memory of the copies.
+        """
+        copies = [self._copy(*one) for one in zip(params, points, grads, strict=True)]
+        shards = [sharded.local(p) for p in params]
+        versions = [x._version for x in shards]
+        try:
+            self._replace(params, copies)
+            yield
+        finally:
+            self._replace(copies, params)
+            for made, x in zip(copies, points, strict=True):
+                _release(made, x)
+        if [x._version for x in shards] != versions:
+            name = type(self.base).__name__
+            raise RuntimeError(
+                f"{name} moved a 16-bit parameter instead of its fp32 copy, because it keeps "
+                f"parameters outside its param_groups: pass the wrapped optimizer to {name}, "
+                f"such as {self.wrapper}.of(torch.optim.AdamW) if it takes a class"
+            )
+
+    def params(self) -> list[Tensor]:
+        """The 16-bit parameters whose state is in fp32 because the base steps fp32 copies.
+
+        SODA keeps its state in fp32 without copies. An empty parameter has no copy.
+        """
+        if isinstance(self.base, SODA):
+            return []
+        found = [p for group in self.base.param_groups for p in group["params"]]
+        return [p for p in found if p.dtype in HALVES and p.numel()]
+
+    def load_base(self, state_dict: dict[str, Any]) -> None:
+        """Load the base's state into fp32 parameters: torch casts it to their dtype."""
+        params = self.params()
+        shards = [sharded.local(p) for p in params]
+        # one element of memory is enough, because only dtype, device and shape matter
+        points = [x.new_zeros((), dtype=torch.float32).expand(x.shape) for x in shards]
+        with self.replaced(params, points, [None] * len(params)):
+            self.base.load_state_dict(state_dict)
+
+    @not_compiled  # torch.compile cannot trace the attributes of a tensor
+    def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
+        """The copy of p, which is the same object at each step: bases remember it."""
+        made: Any = self.kept.get(p)
+        if made is None:
+            made = self.kept[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+            for name, attribute in p.__dict__.items():
+                made.__dict__.setdefault(name, attribute)
+        else:
+            sharded.refill(made, x)
+        made.grad, made.fp32_copy_of = grad, p
+        return made
+
+    def _replace(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        by_id = dict(zip(map(id, old), new, strict=True))
+        for group in self.base.param_groups:
+            group["params"][:] = [by_id.get(id(p), p) for p in group["params"]]
+        for state in _states(self.base):
+            renamed = {by_id.get(id(p), p): s for p, s in state.items()}
+            state.clear()
+            state.update(renamed)
 
 
-@not_compiled  # torch.compile cannot trace another dtype of a parameter
-def _hold(
-    params: Sequence[Tensor], shards: Sequence[Tensor], grads: Sequence[Tensor | None]
-) -> None:
-    for p, shard, grad in zip(params, shards, grads, strict=True):
-        p.grad = None  # a gradient has the dtype of its parameter
-        sharded.refill(p, shard)
-        p.grad = grad
+def _states(base: Optimizer) -> list[Any]:
+    """The base's state, and the state of optimizers inside it that share its groups."""
+    groups = set(map(id, base.param_groups))
+    inside = [v for v in vars(base).values() if isinstance(v, Optimizer)]
+    shared = [o.state for o in inside if groups & set(map(id, o.param_groups))]
+    return [base.state, *(state for state in shared if state is not base.state)]
 
 
-def stepped_in_fp32(base: Optimizer) -> list[Tensor]:
-    """The 16-bit parameters whose state is in fp32, because the base steps them in fp32.
-
-    SODA keeps its state in fp32 by itself. An empty parameter is not stepped.
-    """
-    if isinstance(base, SODA):
-        return []
-    found = [p for group in base.param_groups for p in group["params"]]
-    return [p for p in found if p.dtype in HALVES and p.numel()]
-
-
-def load_in_fp32(base: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load the base's state into fp32 parameters: torch casts it to their dtype."""
-    params = stepped_in_fp32(base)
-    shards = [sharded.local(p) for p in params]
-    # one element of memory is enough, because only dtype, device and shape matter
-    points = [x.new_zeros((), dtype=torch.float32).expand(x.shape) for x in shards]
-    with in_fp32(params, points, [None] * len(params)):
-        base.load_state_dict(state_dict)
+def _release(made: Any, x: Tensor) -> None:
+    """Write a copy into its point x, and free the copy's memory until the next step."""
+    stepped = sharded.local(made)
+    if stepped.data_ptr() != x.data_ptr():  # some bases set p.data
+        x.copy_(stepped)
+    made.grad = None
+    del made.fp32_copy_of
+    sharded.refill(made, x.new_empty(0))
 
 
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
