@@ -56,11 +56,11 @@ class Elsewhere(Anchor):
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         """Return an empty tensor, which marks that the parameter has been seen."""
-        if not p.is_meta:
-            self.check_weights(parameter_of(p), first)
+        if first and not p.is_meta:
+            self.check_weights(parameter_of(p))
         return torch.empty(0, dtype=torch.float32, device=p.device)
 
-    def check_weights(self, p: Tensor, first: bool) -> None:
+    def check_weights(self, p: Tensor) -> None:
         """Raise if z0 of p is missing or has another shape."""
         shape = self.entry(p).shape
         if tuple(shape) != tuple(p.shape):
@@ -68,14 +68,6 @@ class Elsewhere(Anchor):
                 f"z0 of {self.name_of(p)} is {times(shape)} in {type(self).__name__}, but the "
                 f"parameter is {times(p.shape)}. Use the file or the seeds of this model"
             )
-
-    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        if kept.numel() and p.numel():
-            raise ValueError(
-                f"the state to load brings its own z0, and {type(self).__name__} has another: use "
-                "the anchor it was saved with, such as anchor='clone'"
-            )
-        return torch.empty(0, dtype=torch.float32, device=p.device)
 
 
 class FromFile(Elsewhere):

@@ -132,15 +132,13 @@ class Seeds(Elsewhere):
     >>> opt = SODAWrapper(adamw, anchor=seeds)  # no copy of z0
     """
 
-    def check_weights(self, p: Tensor, first: bool) -> None:
-        """Check the shape, and at the first capture also the first elements.
+    def check_weights(self, p: Tensor) -> None:
+        """Check the shape and the first elements.
 
         Otherwise a parameter that was changed after seeding would be pulled to the wrong place
         without any error.
         """
-        super().check_weights(p, first)
-        if not first:
-            return
+        super().check_weights(p)
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
         if not torch.equal(shard, value(Seeded(spec, p), shard)):
             raise ValueError(

@@ -83,7 +83,7 @@ def _operations(
             continue
         for x, z0 in zip(its_xs, its_z0s, strict=True):
             for part, its_z0 in _slices(x, z0):
-                yield _together, [part], [its_z0.to(x.device, x.dtype, non_blocking=x.is_cuda)]
+                yield torch._foreach_lerp_, [part], [value(its_z0, x)]
 
 
 def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
@@ -95,7 +95,7 @@ def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
         case float():
             return _to_numbers, z0 == 0  # zeros need one pass
         case Tensor(dtype=x.dtype, device=x.device):
-            return _together, None
+            return torch._foreach_lerp_, None
         case Tensor(device=x.device) if x.dtype == torch.float32 and backends.run_on(x, z0):
             return _by_kernel, (x.device, z0.dtype)
         case Seeded() if _has_seed_kernel(x, z0):
@@ -124,10 +124,6 @@ def value(z0: Source, x: Tensor) -> Tensor:
 # -- the implementations --------------------------------------------------------------------------
 
 
-def _together(xs: list[Tensor], z0s: list[Tensor], lam: float) -> None:
-    torch._foreach_lerp_(xs, z0s, lam)
-
-
 def _to_numbers(xs: list[Tensor], numbers: list[float], lam: float) -> None:
     """Few calls however many tensors there are, and one pass if the numbers are zero."""
     if numbers[0] == 0:
@@ -153,22 +149,18 @@ def _has_seed_kernel(x: Tensor, z0: Seeded) -> bool:
 def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:
     from sodaopt.backends.triton import seeded
 
-    streams = [
-        seeded.Stream(first_element(p) or 0, s.stream, s.seed, s.init.a, s.init.spread)
-        for s, p in z0s
-    ]
-    seeded.pull_(xs, streams, z0s[0].spec.init.kind, lam, z0s[0].p.dtype)
+    specs, starts = [z0.spec for z0 in z0s], [first_element(z0.p) or 0 for z0 in z0s]
+    seeded.pull_(xs, specs, starts, lam, z0s[0].p.dtype)
 
 
 def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of x along its first dimension, with their z0."""
-    size = SLICES.get(x.device.type, SLICES["cpu"])
-    rows = max(1, size // max(1, x.shape[1:].numel()))
-    parts = torch.split(x, rows) if x.numel() > size else (x,)
+    inner = max(1, x.shape[1:].numel())
+    rows = max(1, SLICES.get(x.device.type, SLICES["cpu"]) // inner)
+    parts = torch.split(x, rows) if x.dim() else (x,)
     if isinstance(z0, Tensor):
-        yield from zip(parts, torch.split(z0, rows) if len(parts) > 1 else (z0,), strict=True)
+        yield from zip(parts, torch.split(z0, rows) if x.dim() else (z0,), strict=True)
         return
-    first = 0
-    for part in parts:
-        yield part, z0.elements(first, first + part.numel()).view(part.shape)
-        first += part.numel()
+    for j, part in enumerate(parts):
+        begin = j * rows * inner
+        yield part, z0.elements(begin, begin + part.numel()).view(part.shape)

@@ -17,7 +17,7 @@ from sodaopt.parallel import sharded
 class Anchor:
     """Where z0 lives. A subclass writes `capture`, and `source` if z0 is not the captured tensor.
 
-    writable: z0 can be captured again later, which at_start="reanchor" needs.
+    writable: z0 is kept in the state, and can be captured again later for at_start="reanchor".
 
     >>> anchors.Clone().writable
     True
@@ -38,19 +38,16 @@ class Anchor:
         return kept if type(kept) in PLAIN else sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        """Return a copy of a loaded tensor in the place where this anchor keeps it."""
-        self.check(kept, p)
-        return kept.detach().to(p.device, copy=True)
-
-    def check(self, kept: Tensor, p: Tensor) -> None:
-        """Raise if the loaded tensor cannot be a z0 of p."""
-        if kept.dim() and kept.numel():
-            check_shape("z0", kept.shape, p.shape)
-        if kept.numel() == 0 != p.numel():
+        """Return a loaded tensor as this anchor keeps it."""
+        if p.numel() and bool(kept.numel()) != self.writable:
+            has, needs = ("a", "none") if kept.numel() else ("no", "one")
             raise ValueError(
-                f"the state to load keeps no z0 (it was made from a seed or a file), and "
-                f"{type(self).__name__} needs one: use the anchor it was saved with"
+                f"the state to load has {has} z0, and {type(self).__name__} needs {needs}: use "
+                "the anchor it was saved with. Only those of a seed or a file keep no z0"
             )
+        if self.writable:
+            check_shape("z0", kept.shape, p.shape)
+        return self.capture(kept.detach().to(p.device), False)
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a kept tensor as a checkpoint stores it.
@@ -103,13 +100,7 @@ class Host(Anchor):
     """
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        return self.restore(p, p)
-
-    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        self.check(kept, p)
-        if p.is_meta:
-            return torch.empty_like(p)
-        z0 = kept.detach().to("cpu", copy=True)
+        z0 = p.detach().to("meta" if p.is_meta else "cpu", copy=True)
         if p.is_cuda:  # the device copies pinned memory without the host
             sharded.refill(z0, sharded.local(z0).pin_memory())
         return z0
@@ -128,17 +119,12 @@ class Constant(Anchor):
     other: Anchor = field(default_factory=Clone)
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
-        number = constant_of(kept)
-        return kept if number is None else number
+        kept = self.other.capture(p, first)
+        number = constant_of(getattr(p, "original", kept))  # a meta copy of it has no values
+        return kept if number is None else number.to(kept.dtype)
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         return self.other.source(p, kept) if kept.dim() == p.dim() else float(kept)
-
-    def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        self.check(kept, p)
-        number = kept.detach().to("cpu", copy=True) if kept.dim() < p.dim() else constant_of(kept)
-        return self.other.restore(kept, p) if number is None else number
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.dim() == p.dim():

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
-from sodaopt._errors import count, number
+from sodaopt._errors import check_shape, count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
 class _Average(Wrapper):
@@ -26,12 +26,14 @@ class _Average(Wrapper):
         """The wrapper's tensors of p before the first step."""
         raise NotImplementedError
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        dtype = p.dtype if name == "slow" else SUM_DTYPE.get(p.dtype, p.dtype)
-        return super()._restored(p, name, t).to(dtype)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        restored = self._first(p)
+        for name, t in own.items():
+            check_shape(name, t.shape, p.shape)
+            restored[name].copy_(t)
+        return restored
 
-    def _kept(self, step: GroupStep) -> dict[Tensor, dict[str, Tensor]]:
-        """The wrapper's tensors of each parameter."""
+    def _kept(self, step: GroupStep) -> Tensors:
         return {p: self._own(p) or self._first(p) for p in step.params}
 
 
@@ -51,21 +53,15 @@ class _Averaged(_Average):
     def _coef(self) -> Coef:
         return self._coefs()[0]
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
-        group, y, k = step.group, step.points, step.group[self._prefix + "k"]
-        coef, lam_bar, at_y = self._coefs()
-        past = self._memory(group, k)
-        lam = float(schedules.value(coef, k, group.get("lr", 1.0), past))
-        kept = self._kept(step)
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+        y, (_, lam_bar, at_y) = step.points, self._coefs()
         xs, zs = ([sharded.local(own[name]) for own in kept.values()] for name in ("x", "z"))
-        decayed = torch._foreach_add(zs, y, alpha=-at_y * group["lr"]) if at_y else zs
+        decayed = torch._foreach_add(zs, y, alpha=-at_y * step.group["lr"]) if at_y else zs
         torch._foreach_copy_(y, decayed)
         yield
         if step.begun:
             torch._foreach_copy_(zs, y)
             torch._foreach_lerp_(xs, zs, lam)
-            self._keep(step, kept)
-            self._count(step, **past)
         torch._foreach_copy_(y, xs)
         torch._foreach_lerp_(y, zs, lam_bar)
         for j in step.low:
@@ -148,18 +144,16 @@ class _Periodic(_Average):
     _output = "slow"
     every: int
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
-        k, kept = step.group[self._prefix + "k"], self._kept(step)
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         yield
         if step.begun:
+            k = self._k(step.group)
             is_outer = (k + 1) % self.every == 0
             for own, z in zip(kept.values(), step.points, strict=True) if is_outer else ():
                 self._outer({name: sharded.local(t) for name, t in own.items()}, z)
             step.write(0, k)
             for p, own in kept.items() if is_outer else ():
                 sharded.local(own["slow"]).copy_(sharded.local(p))
-            self._keep(step, kept)
-            self._count(step)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"slow": p.detach().clone()}

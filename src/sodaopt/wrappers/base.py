@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,30 +27,41 @@ from sodaopt.schedules import Coef
 from sodaopt.wrappers.live import HOOKS, Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies
 
+Tensors: TypeAlias = dict[Tensor, dict[str, Tensor]]
+"""The wrapper's tensors of parameters, by name."""
+
 
 @dataclass
 class GroupStep:
     """One step of a group's parameters that have a gradient.
 
     indices: the index of each parameter in the optimizer.
-    points: this rank's shard of each parameter that the base steps: the parameter's own memory, or
-    an fp32 copy if the parameter has 16 bits.
-    low: the positions of the 16-bit parameters.
     begun, completed: the base's step has begun, and has returned.
     """
 
     group: Group
     indices: list[int]
     params: list[Tensor]
-    points: list[Tensor]
-    low: list[int]
     begun: bool = False
     completed: bool = False
 
-    def read(self) -> None:
-        """Copy the 16-bit parameters into their points again."""
-        for j in self.low:
-            self.points[j].copy_(sharded.local(self.params[j]))
+    @cached_property
+    def low(self) -> list[int]:
+        """The positions of the 16-bit parameters."""
+        return [j for j, p in enumerate(self.params) if p.dtype in rounding.HALVES]
+
+    @cached_property
+    def points(self) -> list[Tensor]:
+        """This rank's shard of each parameter, in fp32 copies of 16-bit ones. The base steps them.
+
+        An anchor may round the parameters, so the copies are made when they are first used.
+        """
+        points = [p if type(p) in PLAIN else sharded.local(p) for p in self.params]
+        if self.low:
+            copies = fp32_copies([points[j] for j in self.low])
+            for j, x in zip(self.low, copies, strict=True):
+                points[j] = x
+        return points
 
     def write(self, seed: int, k: int) -> None:
         """Round the points into the 16-bit parameters. The other points are the parameters."""
@@ -59,14 +71,18 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass writes `_around`."""
+    """An optimizer around a base optimizer. A subclass writes `_kept` and `_around`."""
 
     @property
     def _coef(self) -> Coef:
-        """The schedule of the pull or of the average. Its memory is in the groups."""
+        """The schedule of lam. Its memory is in the groups."""
         return 0.0
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
+    def _kept(self, step: GroupStep) -> Tensors:
+        """The wrapper's tensors of each parameter. They are stored after the base's step."""
+        raise NotImplementedError
+
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         """Move the points to where the base must step from, yield, and finish the step.
 
         It is resumed after the base's step, also if that failed. If the base's step has not begun
@@ -78,10 +94,22 @@ class Wrapper(Watched, LiveOptimizer):
         mode = {"train_mode": True} if self._output else {}
         return self._prefixed({"k": 0, **schedules.start(self._coef), **mode})
 
-    def _memory(self, group: Group, k: int) -> dict[str, Any]:
+    def _k(self, group: Group) -> int:
+        """The step of the schedule of lam."""
+        return int(group[self._prefix + "k"])
+
+    def _memory(self, group: Group) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        past = {n: group[self._prefix + n] for n in schedules.start(self._coef)}
+        k, past = self._k(group), {n: group[self._prefix + n] for n in schedules.start(self._coef)}
         return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
+
+    def _lam(self, group: Group) -> float:
+        """lam at the coming step."""
+        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
+        lam = schedules.value(self._coef, k, lr, self._memory(group))
+        if not 0 <= lam <= 1:
+            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
+        return float(lam)
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -109,7 +137,7 @@ class Wrapper(Watched, LiveOptimizer):
         steps = self._group_steps()
         with ExitStack() as afterwards:
             for step in steps:
-                around = self._around(step)
+                around = self._group_step(step)
                 next(around)
                 afterwards.callback(next, around, None)
             with self._in_fp32(steps), _without_hooks(self.base):
@@ -130,36 +158,28 @@ class Wrapper(Watched, LiveOptimizer):
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
         for group in self.base.param_groups:
-            found = [
-                (j, p)
-                for j, p in enumerate(group["params"], index)
-                if p.grad is not None and p.numel()
-            ]
+            numbered = enumerate(group["params"], index)
+            found = {j: p for j, p in numbered if p.grad is not None and p.numel()}
             index += len(group["params"])
             if found:
-                indices, params = map(list, zip(*found, strict=True))
-                points = [p if type(p) in PLAIN else sharded.local(p) for p in params]
-                low = [j for j, x in enumerate(points) if x.dtype in rounding.HALVES]
-                copies = fp32_copies([points[j] for j in low]) if low else []
-                for j, x in zip(low, copies, strict=True):
-                    points[j] = x
-                steps.append(GroupStep(group, indices, params, points, low))
+                steps.append(GroupStep(group, list(found), list(found.values())))
         return steps
 
-    def _keep(self, step: GroupStep, tensors: dict[Tensor, dict[str, Tensor]]) -> None:
-        """Store tensors of parameters after the base's step.
+    def _group_step(self, step: GroupStep) -> Iterator[None]:
+        """Step one group: yield to the base's step, then store the wrapper's tensors and numbers.
 
-        If that step failed, a parameter that the base has no state of is left out: many bases
+        If the base's step failed, a parameter that the base has no state of is left out: many bases
         initialise a parameter only if its state is empty.
         """
-        for p, own in tensors.items():
-            if step.completed or self.base.state.get(p):
-                self.base.state[p].update(self._prefixed(own))
-
-    def _count(self, step: GroupStep, **own: Any) -> None:
-        """Count the step, and keep the wrapper's numbers in the group."""
-        keys = {"k": step.group[self._prefix + "k"] + 1, **own}
-        step.group.update({self._prefix + name: v for name, v in keys.items()})
+        group, state, prefix = step.group, self.base.state, self._prefix
+        lam, memory, kept = self._lam(group), self._memory(group), self._kept(step)
+        yield from self._around(step, kept, lam)
+        if step.begun:
+            for p, own in kept.items():
+                if step.completed or state.get(p):
+                    state[p].update({prefix + name: t for name, t in own.items()})
+            numbers = {"k": group[prefix + "k"] + 1, **memory}
+            group.update({prefix + name: v for name, v in numbers.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
 

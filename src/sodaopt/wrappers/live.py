@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sodaopt._errors import check_shape
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
 from sodaopt.wrappers.low_precision import Fp32Step
@@ -53,10 +52,10 @@ class LiveOptimizer(Optimizer):
         check_base(base, type(self).__name__)
         self.base = base
         self._connect()
-        for key, value in self._group_keys().items():
-            base.defaults.setdefault(key, value)  # for groups added later
-            for group in base.param_groups:
-                group.setdefault(key, value)
+        base.defaults.update(self._group_keys())  # for groups added later
+        for group in base.param_groups:
+            group |= self._group_keys() | group
+            self._added(group)
         self._check_groups(base.param_groups)
         if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
@@ -77,7 +76,7 @@ class LiveOptimizer(Optimizer):
         """Raise if these groups, live or to be loaded, must not be wrapped."""
 
     def _added(self, group: Group) -> None:
-        """Complete a group that was added after the constructor."""
+        """Set the keys of a group that depend on its parameters."""
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
@@ -114,10 +113,6 @@ class LiveOptimizer(Optimizer):
             del self.base.param_groups[count:]  # restore the groups as they were
             raise
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of the base's parameters."""
-        self.base.zero_grad(set_to_none=set_to_none)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"
 
@@ -131,8 +126,7 @@ class LiveOptimizer(Optimizer):
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
             if own := self._own(p):
-                saved = {name: self._saved(p, name, t) for name, t in own.items()}
-                state[n] = state[n] | self._prefixed(saved)
+                state[n] = state[n] | self._prefixed(self._saved(p, own))
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
@@ -156,10 +150,10 @@ class LiveOptimizer(Optimizer):
             check_moments(theirs, p)
             if own:
                 state[n] = theirs
-                restored[p] = {name: self._restored(p, name, t) for name, t in own.items()}
+                restored[p] = self._prefixed(self._restored(p, own))
         self._load_base({**state_dict, "state": state, "param_groups": groups})
         for p, own in restored.items():
-            self.base.state[p].update(self._prefixed(own))
+            self.base.state[p].update(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -203,14 +197,13 @@ class LiveOptimizer(Optimizer):
             self.base.state.update(before)
             raise
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        """Copy a loaded tensor of p as this wrapper keeps it, in its own dtype."""
-        check_shape(name, t.shape, p.shape)
-        return t.detach().to(p.device, copy=True)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the loaded tensors of p as this wrapper keeps them."""
+        raise NotImplementedError
 
-    def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        """A tensor of p as a checkpoint stores it."""
-        return t
+    def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The wrapper's tensors of p as a checkpoint stores them."""
+        return own
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_") and k != "step"}

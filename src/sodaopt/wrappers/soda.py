@@ -17,13 +17,12 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
 from sodaopt.schedules import Coef
-from sodaopt.wrappers.base import GroupStep, Wrapper
+from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
 AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
 AT_START = get_args(AtStart)
-Tensors: TypeAlias = dict[Tensor, Tensor]
 
 
 class SODAWrapper(Wrapper):
@@ -71,13 +70,9 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         check_base(base, "SODAWrapper")
-        if isinstance(only, nn.Module):  # a module is callable, as a predicate is
-            raise TypeError(
-                f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
-                "layers, or only=model.parameters() for all of it"
-            )
-        self.only = only if callable(only) else None
-        selected = _select(base, only)
+        self.only = None if only is None else _predicate(base, only)
+        if not any(self._selected(group["params"]) for group in base.param_groups):
+            raise ValueError("only= selects no parameter of the base optimizer")
         try:  # raise now if lam is out of range
             for group in base.param_groups:
                 self._lam(self._group_keys() | group | {"soda_k": self.start})
@@ -85,17 +80,17 @@ class SODAWrapper(Wrapper):
             raise TypeError(
                 f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
             ) from e
-        for group, chosen in zip(base.param_groups, selected, strict=True):
-            group["soda_only"] = chosen
-        base.defaults["soda_only"] = only is None
         super().__init__(base)
 
+    def _selected(self, params: list[Tensor]) -> bool | list[int]:
+        """The positions of the pulled parameters, or True for all of them."""
+        return self.only is None or [j for j, p in enumerate(params) if self.only(p)]
+
     def _added(self, group: Group) -> None:
-        if self.only:
-            group["soda_only"] = _positions(group["params"], self.only)
+        group["soda_only"] = self._selected(group["params"])
 
     def _group_keys(self) -> Group:
-        return super()._group_keys() | {"soda_only": True, "soda_dry": False}
+        return super()._group_keys() | {"soda_only": self.only is None, "soda_dry": False}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
@@ -113,34 +108,24 @@ class SODAWrapper(Wrapper):
 
     # -- the pull -----------------------------------------------------------------------------
 
-    def _lam(self, group: Group) -> float:
-        """The strength of the pull at the coming step."""
-        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
-        if group["soda_k"] < self.start:
-            return 0.0
-        lam = schedules.value(self.decay, k, lr, self._memory(group, k))
-        if not 0 <= lam <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
-        return float(lam)
-
     def _k(self, group: Group) -> int:
-        """The step of the schedule of the pull."""
-        k: int = group["soda_k"] - (0 if self.at_start == "keep" else self.start)
-        return k
+        return super()._k(group) - (0 if self.at_start == "keep" else self.start)
 
-    def _around(self, step: GroupStep) -> Iterator[None]:
-        group, k = step.group, step.group["soda_k"]
-        chosen, is_dry = _chosen(step), self._is_dry(group)
-        lam, memory = self._lam(group), self._memory(group, self._k(group))
-        captured, z0 = self._anchored(step, chosen, is_dry)
-        if lam and chosen and not is_dry:
-            yield from self._pull(step, list(chosen.values()), z0, lam)
+    def _lam(self, group: Group) -> float:
+        return super()._lam(group) if group["soda_k"] >= self.start else 0.0
+
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+        group, is_dry = step.group, self._is_dry(step.group)
+        points = dict(zip(step.params, step.points, strict=True))
+        pulled = {p: points[p] for p in kept if p in points}
+        if lam and pulled and not is_dry:
+            z0 = [self.anchor.source(p, kept[p]["z0"]) for p in pulled]
+            yield from self._pull(step, list(pulled.values()), z0, lam)
         else:
             yield
         if step.begun:
-            step.write(self.seed, k)
-            self._keep(step, {p: {"z0": t} for p, t in captured.items()})
-            self._count(step, dry=is_dry, **memory)
+            step.write(self.seed, group["soda_k"])
+            group["soda_dry"] = is_dry
 
     def _pull(
         self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
@@ -168,30 +153,24 @@ class SODAWrapper(Wrapper):
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
     @not_compiled  # it reads values
-    def _anchored(
-        self, step: GroupStep, params: Iterable[Tensor], is_dry: bool
-    ) -> tuple[Tensors, list[Source]]:
-        """Capture z0 of the parameters that have none, or of all of them if it must be new.
-
-        Return the captured tensors, and the source of each parameter's z0.
-        """
-        group, state = step.group, self.base.state
+    def _kept(self, step: GroupStep) -> Tensors:
+        """z0 of the pulled parameters. It is captured if there is none, or if it must be new."""
+        group, state, stepped = step.group, self.base.state, set(step.params)
+        only, params, found = group["soda_only"], group["params"], Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        if reanchors or group["soda_dry"]:
-            new = [*params, *(p for p in group["params"] if "z0" in self._own(p))]
-        else:
-            new = [p for p in params if "soda_z0" not in state.get(p, ())]
-        captured = {p: self.anchor.capture(p, not is_dry) for p in dict.fromkeys(new)}
-        if captured:
-            step.read()  # an anchor may have rounded the parameters
-        kept = {p: captured[p] if p in captured else state[p]["soda_z0"] for p in params}
-        return captured, [self.anchor.source(p, t) for p, t in kept.items()]
+        for p in params if only is True else [params[j] for j in only or ()]:
+            z0 = state[p].get("soda_z0") if p in state else None
+            if p in stepped if z0 is None else reanchors or group["soda_dry"]:
+                z0 = self.anchor.capture(p, not self._is_dry(group))
+            if z0 is not None:
+                found[p] = {"z0": z0}
+        return found
 
-    def _restored(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return self.anchor.restore(t, p) if name == "z0" else super()._restored(p, name, t)
+    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"z0": self.anchor.restore(own["z0"], p)}
 
-    def _saved(self, p: Tensor, name: str, t: Tensor) -> Tensor:
-        return self.anchor.saved(t, p) if name == "z0" else t
+    def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"z0": self.anchor.saved(own["z0"], p)}
 
     # -- diagnostics --------------------------------------------------------------------------
 
@@ -209,36 +188,23 @@ class SODAWrapper(Wrapper):
         return {"k": group["soda_k"]}
 
 
-def _chosen(step: GroupStep) -> dict[Tensor, Tensor]:
-    """The points of the parameters that `only` selects."""
-    only, points = step.group["soda_only"], dict(zip(step.params, step.points, strict=True))
-    if only is True:
-        return points
-    chosen = [step.group["params"][j] for j in only or ()]
-    return {p: points[p] for p in chosen if p in points}
-
-
-def _select(base: Optimizer, only: Any) -> list[bool | list[int]]:
-    """For each group, the positions of the chosen parameters, or True for all of them."""
-    if only is None:
-        return [True] * len(base.param_groups)
-    if not callable(only):
-        entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
-        chosen = {p for entry in entries for p in entry}
-        if chosen - {p for g in base.param_groups for p in g["params"]}:
-            raise ValueError(
-                "an entry of only= is neither a parameter nor a group of the base optimizer: "
-                "pass its parameters, its param_groups, or a predicate of a parameter"
-            )
-        only = chosen.__contains__
-    selected = [_positions(g["params"], only) for g in base.param_groups]
-    if not any(selected):
-        raise ValueError("only= selects no parameter of the base optimizer")
-    return list(selected)
-
-
-def _positions(params: list[Tensor], only: Callable[[Tensor], bool]) -> list[int]:
-    return [j for j, p in enumerate(params) if only(p)]
+def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
+    """Return only= as a predicate of a parameter."""
+    if isinstance(only, nn.Module):  # a module is callable, as a predicate is
+        raise TypeError(
+            f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
+            "layers, or only=model.parameters() for all of it"
+        )
+    if callable(only):
+        return only  # type: ignore[no-any-return]
+    entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
+    chosen = {p for entry in entries for p in entry}
+    if chosen - {p for g in base.param_groups for p in g["params"]}:
+        raise ValueError(
+            "an entry of only= is neither a parameter nor a group of the base optimizer: "
+            "pass its parameters, its param_groups, or a predicate of a parameter"
+        )
+    return chosen.__contains__
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
