@@ -20,6 +20,10 @@ from sodaopt.core.optimizer import SODA
 from sodaopt.parallel import sharded
 from sodaopt.rounding import HALVES
 
+BLOCK = 1 << 26
+"""The most elements of fp32 copies in one allocation. On a GPU an allocation takes longer than a
+view. A single block for all parameters might not fit into free memory."""
+
 
 class Fp32Step:
     """Lets a base optimizer step fp32 copies of its 16-bit parameters.
@@ -39,7 +43,7 @@ class Fp32Step:
 
         points: the memory of the copies.
         """
-        copies = [self._copy(*one) for one in zip(params, points, grads, strict=True)]
+        copies = self._copies(params, points, grads)
         shards = [sharded.local(p) for p in params]
         versions = [x._version for x in shards]
         try:
@@ -47,8 +51,7 @@ class Fp32Step:
             yield
         finally:
             self._replace(copies, params)
-            for made, x in zip(copies, points, strict=True):
-                _release(made, x)
+            _release(copies, points)
         if [x._version for x in shards] != versions:
             name = type(self.base).__name__
             raise RuntimeError(
@@ -77,6 +80,9 @@ class Fp32Step:
             self.base.load_state_dict(state_dict)
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
+    def _copies(self, *columns: Sequence[Any]) -> list[Any]:
+        return [self._copy(*one) for one in zip(*columns, strict=True)]
+
     def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
         """The copy of p, which is the same object at each step: bases remember it."""
         made: Any = self.kept.get(p)
@@ -107,19 +113,38 @@ def _states(base: Optimizer) -> list[Any]:
     return [base.state, *(state for state in shared if state is not base.state)]
 
 
-def _release(made: Any, x: Tensor) -> None:
-    """Write a copy into its point x, and free the copy's memory until the next step."""
-    stepped = sharded.local(made)
-    if stepped.data_ptr() != x.data_ptr():  # some bases set p.data
-        x.copy_(stepped)
-    made.grad = None
-    del made.fp32_copy_of
-    sharded.refill(made, x.new_empty(0))
+def _release(copies: list[Any], points: Sequence[Tensor]) -> None:
+    """Write the copies into the points, and free the copies' memory until the next step."""
+    empty = {d: torch.empty(0, dtype=torch.float32, device=d) for d in {x.device for x in points}}
+    for made, x in zip(copies, points, strict=True):
+        stepped = sharded.local(made)
+        if stepped.data_ptr() != x.data_ptr():  # some bases set p.data
+            x.copy_(stepped)
+        made.grad = None
+        del made.fp32_copy_of
+        sharded.refill(made, empty[x.device])
 
 
 def fp32_copies(tensors: list[Any]) -> list[Tensor]:
-    """Copy tensors to fp32. On a GPU one launch copies all of them."""
+    """Copy tensors to fp32. On a GPU, many tensors take one launch and few allocations."""
     shards = [sharded.local(t) for t in tensors]
-    copies = [torch.empty_like(shard, dtype=torch.float32) for shard in shards]
+    copies = _allocated(shards)
     torch._foreach_copy_(copies, shards)
     return [sharded.like(copy, t) for copy, t in zip(copies, tensors, strict=True)]
+
+
+def _allocated(tensors: list[Tensor]) -> list[Tensor]:
+    """Return an empty fp32 tensor like each tensor. Tensors of one shape share an allocation."""
+    found: dict[int, Tensor] = {}
+    alike: dict[Any, list[int]] = {}
+    for j, t in enumerate(tensors):
+        if t.is_contiguous() and t.numel() % 4 == 0:  # kernels need multiples of 16 bytes
+            alike.setdefault((t.shape, t.device), []).append(j)
+        else:
+            found[j] = torch.empty_like(t, dtype=torch.float32)
+    for (shape, device), indices in alike.items():
+        most = max(1, BLOCK // max(1, shape.numel()))
+        for part in (indices[n : n + most] for n in range(0, len(indices), most)):
+            block = torch.empty(len(part), *shape, dtype=torch.float32, device=device)
+            found.update(zip(part, block.unbind(), strict=True))
+    return [found[j] for j in range(len(tensors))]
