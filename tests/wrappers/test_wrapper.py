@@ -624,6 +624,21 @@ def test_16_bit_state_of_the_bare_base_goes_on_in_fp32(how: str, fused: bool) ->
     feed(opt, weights, range(4, 6))
 
 
+@makers
+def test_a_step_keeps_the_hooks_of_gradient_accumulation(make: Make) -> None:
+    """DDP averages gradients in such hooks. torch drops them if a parameter's dtype changes."""
+    weights = network(torch.bfloat16)
+    opt, calls = SODAWrapper(make(weights)), list[int]()
+    nodes: list[Any] = [w.view_as(w).grad_fn for w in weights]
+    accumulators = [node.next_functions[0][0] for node in nodes]
+    for accumulator in accumulators:
+        accumulator.register_hook(lambda *_: calls.append(1))
+    for n in (1, 2):
+        backward(weights)
+        assert len(calls) == n * len(weights)
+        opt.step()
+
+
 def test_a_base_that_hangs_other_memory_into_a_parameter() -> None:
     class Swaps(SGD):
         @torch.no_grad()
