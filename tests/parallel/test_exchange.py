@@ -367,8 +367,8 @@ def one_reduction(parallelism: str, name: str) -> None:
 
 
 def overlap(parallelism: str, limit: int) -> None:
-    """The next bucket travels before this one is computed, and results before later products, also
-    if the buckets are of two groups."""
+    """The next bucket travels before this one is computed, and this one is computed before the last
+    one is waited for, also if they are of two groups."""
     shapes = [(6, 5)] * 12
     with counted() as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "BUCKET", limit)
@@ -393,22 +393,22 @@ ORDERS = {
     ("hsdp", 60): [[
         "all_to_all",
         "all_to_all", "compute", "all_to_all",
-        "all_to_all", "all_gather", "compute", "all_to_all",
-        "all_gather", "compute", "all_to_all",
+        "all_to_all", "compute", "all_to_all", "all_gather",
+        "compute", "all_to_all", "all_gather",
         "all_gather",
     ]] * 2,
     # A bucket has work for one replica. Both have computed before the first results are spread.
     ("hsdp", 31): [
         [
             "all_to_all", "compute", "all_to_all",
-            "all_to_all", "broadcast", "compute", "all_to_all",
-            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
+            "all_to_all", "compute", "all_to_all", "broadcast",
+            "all_to_all", "broadcast", "compute", "all_to_all", "broadcast",
             "broadcast", "broadcast", "broadcast",
         ],
         [
             "all_to_all", "compute", "all_to_all",
-            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
-            "all_to_all", "broadcast", "broadcast", "compute", "all_to_all",
+            "all_to_all", "broadcast", "compute", "all_to_all", "broadcast",
+            "all_to_all", "broadcast", "compute", "all_to_all", "broadcast",
             "broadcast", "broadcast",
         ],
     ],

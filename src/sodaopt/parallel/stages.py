@@ -6,21 +6,21 @@
                                                                   or broadcasts if few have work
     finish   each rank steps its shards with the results
 
-The first three start a collective, and the next stage waits for it. Each bucket is one stage behind
-the one before it, so on a GPU the next bucket travels while this one is computed. A bucket larger
-than `BUCKET` goes through all stages before the next one, because it needs much memory, and its
-products take longer than the exchange.
+The first three start a collective, and the next stage waits for it. Each bucket is one stage
+behind the one before it. So on a GPU one bucket is computed while the next one travels to its
+owners and the one before it back. Buckets larger than `BUCKET` do not overlap, because they need
+much memory, and their products take longer than the exchange.
 
-If a bucket has too few matrices for all replicas, its owners compute it some buckets before it is
-spread. Meanwhile the other replicas compute the next buckets. A rank holds its own results only.
+A bucket may have too few matrices for all replicas. Then the other replicas compute the next
+buckets before it is spread. A rank holds its own results only.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,29 +36,47 @@ UNDER_WAY = 1 << 27
 """The elements of all buckets under way on a rank, if no matrix is larger than `BUCKET`."""
 
 BUCKET = UNDER_WAY // 8
-"""The elements of a bucket on a rank. Under FSDP, seven times this memory is under way: shards and
-matrices of two buckets, results on both sides of a third, and results of a fourth. m_bar of one
-bucket is the eighth."""
+"""The elements of a bucket on a rank. Under FSDP, seven times this memory is under way: the shards
+and the matrices of a bucket that is sent, the matrices, their batch and the results of one that is
+computed, and the results on both ranks of one that returns. m_bar of one bucket is the eighth."""
+
+STREAMS: dict[torch.device, Any] = {}
+"""The stream of each device for the products of replicas."""
 
 
 def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
-    """Yield the stages of all buckets in their order, as (stage, index of the bucket)."""
-    for lag in (0, 1):
-        part = [j for j, plan in enumerate(plans) if (plan.size <= limit) == lag]
-        ahead = max((_ahead(plans[j], limit) for j in part), default=0)
-        times = {"send": 0, "compute": lag, "spread": 2 * lag + ahead, "finish": 3 * lag + ahead}
-        # A new bucket is sent first. Then the oldest one goes on, so that its results do not wait
-        # for the computation of a later one.
-        order = ("send", "finish", "spread", "compute") if lag else times
-        for time in range(len(part) + times["finish"]):
-            for stage in order:
-                if 0 <= (n := time - times[stage]) < len(part):
-                    yield stage, part[n]
+    """Yield the stages of all buckets in their order, as (stage, index of the bucket).
+
+    A rank computes until it holds as many results as the largest matrix has elements. Then the
+    oldest bucket is spread.
+    """
+    for is_large in (True, False):
+        part = [j for j, plan in enumerate(plans) if (plan.size > limit) == is_large]
+        room = max((plans[j].largest for j in part), default=0)
+        computed, spread = list[int](), list[int]()
+        early: list[Any] = [] if is_large else [None]  # sent one bucket early
+        for sent, j in zip([*part, *early, None], [*early, *part, None], strict=True):
+            new = [(stage, n) for stage, n in (("send", sent), ("compute", j)) if n is not None]
+            if not is_large:
+                yield from new
+            while computed and (j is None or _owned(plans, [*computed, j]) > room):
+                if spread:
+                    yield "finish", spread.pop()
+                spread.append(computed.pop(0))
+                yield "spread", spread[0]
+            if spread and (is_large or j is None or plans[j].grid.R == 1):
+                yield "finish", spread.pop()
+            if is_large:
+                yield from new
+            computed += [] if j is None else [j]
 
 
-def _ahead(plan: Plan, limit: int) -> int:
-    """The number of further buckets that are needed for every replica to have a matrix."""
-    return max(0, math.ceil(plan.grid.R * plan.largest / max(limit, plan.size)) - 1)
+def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
+    """The most elements that a rank owns of some buckets."""
+    owned = Counter[int]()
+    for j in indices:
+        owned.update(plans[j].owned)
+    return max(owned.values(), default=0)
 
 
 @dataclass
@@ -88,14 +106,11 @@ class Exchange:
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
-        stream, works = None, []
-        if self.shards.replica_group is not None and self.shards.device.type == "cuda":
-            stream = _products_stream(self.shards.device)
-            stream.wait_stream(torch.cuda.current_stream())
+        is_beside = self.shards.replica_group is not None and self.shards.device.type == "cuda"
+        stream = _products_stream(self.shards.device) if is_beside else None
         with torch.cuda.stream(stream):  # None does nothing
             packed = self._packed(self.plan.made_of, self._mapped(self._matrices()))
-            if stream is not None:
-                works = [stream.record_event()]
+            works = [stream.record_event()] if stream is not None else []
             self.arriving = lambda: self._waited(works, packed, packed)
             if self.plan.travels:
                 self._all_to_all(packed, self.plan.made_of, self._own)
@@ -227,11 +242,13 @@ class Exchange:
         return result
 
 
-@lru_cache
 def _products_stream(device: torch.device) -> Any:
-    """A stream for the products of replicas. On the stream of the collectives, results of other
-    replicas would wait for them, and then the other replicas for these results."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """A stream for the products of replicas, after all work so far. On the stream that starts the
+    collectives, the results of other replicas would wait for the products of this one."""
+    if device not in STREAMS:
+        STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    STREAMS[device].wait_stream(torch.cuda.current_stream())
+    return STREAMS[device]
 
 
 def _unpacked(
