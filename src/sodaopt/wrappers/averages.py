@@ -27,10 +27,11 @@ class _Average(Wrapper):
         raise NotImplementedError
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        restored = self._first(p)
         for name, t in own.items():
             check_shape(name, t.shape, p.shape)
-        dtypes = {name: t.dtype for name, t in self._first(p).items()}
-        return {n: t.detach().to(p.device, dtypes[n], copy=True) for n, t in own.items()}
+            restored[name].copy_(t)
+        return restored
 
     def _kept(self, step: GroupStep) -> Tensors:
         return {p: self._own(p) or self._first(p) for p in step.params}

@@ -158,15 +158,11 @@ class Wrapper(Watched, LiveOptimizer):
     def _group_steps(self) -> list[GroupStep]:
         steps, index = [], 0
         for group in self.base.param_groups:
-            found = [
-                (j, p)
-                for j, p in enumerate(group["params"], index)
-                if p.grad is not None and p.numel()
-            ]
+            numbered = enumerate(group["params"], index)
+            found = {j: p for j, p in numbered if p.grad is not None and p.numel()}
             index += len(group["params"])
             if found:
-                indices, params = zip(*found, strict=True)
-                steps.append(GroupStep(group, list(indices), list(params)))
+                steps.append(GroupStep(group, list(found), list(found.values())))
         return steps
 
     def _group_step(self, step: GroupStep) -> Iterator[None]:

@@ -52,10 +52,10 @@ class LiveOptimizer(Optimizer):
         check_base(base, type(self).__name__)
         self.base = base
         self._connect()
-        for key, value in self._group_keys().items():
-            base.defaults.setdefault(key, value)  # for groups added later
-            for group in base.param_groups:
-                group.setdefault(key, value)
+        base.defaults.update(self._group_keys())  # for groups added later
+        for group in base.param_groups:
+            group |= self._group_keys() | group
+            self._added(group)
         self._check_groups(base.param_groups)
         if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
@@ -76,7 +76,7 @@ class LiveOptimizer(Optimizer):
         """Raise if these groups, live or to be loaded, must not be wrapped."""
 
     def _added(self, group: Group) -> None:
-        """Complete a group that was added after the constructor."""
+        """Set the keys of a group that depend on its parameters."""
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.

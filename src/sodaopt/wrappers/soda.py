@@ -71,8 +71,7 @@ class SODAWrapper(Wrapper):
             raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
         check_base(base, "SODAWrapper")
         self.only = None if only is None else _predicate(base, only)
-        selected = [self._selected(group["params"]) for group in base.param_groups]
-        if not any(selected):
+        if not any(self._selected(group["params"]) for group in base.param_groups):
             raise ValueError("only= selects no parameter of the base optimizer")
         try:  # raise now if lam is out of range
             for group in base.param_groups:
@@ -81,9 +80,6 @@ class SODAWrapper(Wrapper):
             raise TypeError(
                 f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
             ) from e
-        for group, chosen in zip(base.param_groups, selected, strict=True):
-            group["soda_only"] = chosen
-        base.defaults["soda_only"] = only is None
         super().__init__(base)
 
     def _selected(self, params: list[Tensor]) -> bool | list[int]:
@@ -94,7 +90,7 @@ class SODAWrapper(Wrapper):
         group["soda_only"] = self._selected(group["params"])
 
     def _group_keys(self) -> Group:
-        return super()._group_keys() | {"soda_only": True, "soda_dry": False}
+        return super()._group_keys() | {"soda_only": self.only is None, "soda_dry": False}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
