@@ -186,9 +186,7 @@ def test_seeds_in_registers(kind: str, dtype: torch.dtype, start: int, lam: floa
         for x in (torch.randn(n, device="cuda"), torch.randn(n, device="cuda").to(dtype)):
             expected = x.lerp(z0.to(x.dtype), lam)
             cut = n // 3  # two tensors in one launch, the second of them aligned to nothing
-            more = spec.stream, spec.seed, spec.init.a, spec.init.spread
-            streams = [seeded.Stream(begin, *more) for begin in (start, start + cut)]
-            seeded.pull_([x[:cut], x[cut:]], streams, kind, lam, dtype)
+            seeded.pull_([x[:cut], x[cut:]], [spec, spec], [start, start + cut], lam, dtype)
             assert is_close(x, expected), (n, x.dtype)
 
 

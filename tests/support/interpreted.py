@@ -47,8 +47,7 @@ def seeded(kind: str, dtype: torch.dtype, start: int, lam: float) -> bool:
     parts = zip(specs, SIZES, strict=True)
     z0 = [s.values(range(start, start + n), cpu).to(dtype) for s, n in parts]
     expected = [x.lerp(z, lam) for x, z in zip(xs, z0, strict=True)]
-    streams = [seeded.Stream(start, s.stream, s.seed, s.init.a, s.init.spread) for s in specs]
-    seeded.pull_(xs, streams, kind, lam, dtype)
+    seeded.pull_(xs, specs, [start] * len(SIZES), lam, dtype)
     return all(map(is_close, xs, expected))
 
 

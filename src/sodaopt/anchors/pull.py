@@ -149,11 +149,8 @@ def _has_seed_kernel(x: Tensor, z0: Seeded) -> bool:
 def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:
     from sodaopt.backends.triton import seeded
 
-    streams = [
-        seeded.Stream(first_element(p) or 0, s.stream, s.seed, s.init.a, s.init.spread)
-        for s, p in z0s
-    ]
-    seeded.pull_(xs, streams, z0s[0].spec.init.kind, lam, z0s[0].p.dtype)
+    specs, starts = [z0.spec for z0 in z0s], [first_element(z0.p) or 0 for z0 in z0s]
+    seeded.pull_(xs, specs, starts, lam, z0s[0].p.dtype)
 
 
 def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -22,19 +22,6 @@ from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, point
 
 BLOCK = 256
 """Philox blocks of four words each that a program makes at a time."""
-
-
-class Stream(NamedTuple):
-    """The random numbers of one parameter, and the numbers a and b of its distribution.
-
-    start: the index of x's first element in its whole parameter.
-    """
-
-    start: int
-    stream: int
-    seed: int
-    a: float
-    b: float
 
 
 @triton.jit
@@ -93,19 +80,20 @@ def _fraction(w):
 
 
 def pull_(
-    xs: list[Tensor], streams: list[Stream], kind: str, lam: float, dtype: torch.dtype
+    xs: list[Tensor], specs: list[Any], starts: list[int], lam: float, dtype: torch.dtype
 ) -> None:
     """Pull each x toward its z0. All x are contiguous and share a device and a dtype.
 
-    kind: the distribution, see `sodaopt.anchors.distributions.Init`.
+    specs: an `anchors.distributions.Spec` for each x. All have one kind of distribution.
+    starts: the index of each x's first element in its whole parameter.
     dtype: z0 is rounded to it first.
     """
     rows = tuple(
-        (address(x), 4 * s.start, x.numel(), s.start, s.stream, s.seed, _pair(s.a, s.b))
-        for x, s in zip(xs, streams, strict=True)
+        (address(x), 4 * start, x.numel(), start, s.stream, s.seed, _pair(s.init.a, s.init.spread))
+        for x, s, start in zip(xs, specs, starts, strict=True)
     )
     launch(
-        _pull, rows, xs, lam, KIND=kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
+        _pull, rows, xs, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
         EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi, BLOCK=BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
