@@ -40,11 +40,6 @@ class Init:
             raise ValueError(unknown("kind of initialisation", self.kind, KINDS))
 
     @property
-    def words(self) -> int:
-        """The number of random words for each element."""
-        return 2 if self.kind == "normal" else 1
-
-    @property
     def spread(self) -> float:
         """The factor of the random number."""
         return self.b - self.a if self.kind == "between" else self.b
@@ -92,7 +87,8 @@ class Spec:
 
     def values(self, index: range | Tensor, device: torch.device) -> Tensor:
         """The elements of the flattened parameter with these indices, fp32."""
-        w, key = self.init.words, (self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF)
+        w = 2 if self.init.kind == "normal" else 1  # random words for each element
+        key = self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
         if isinstance(index, range):
             words = philox.words(w * index.start, w * index.stop, key, self.stream, device)
         else:

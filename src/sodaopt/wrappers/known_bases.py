@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer, SparseAdam
 
 from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
@@ -69,9 +69,8 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
             "the derivatives"
         )
-    step = inspect.signature(type(base).step).parameters
-    closure = list(step.values())[1] if len(step) > 1 else None
-    if isinstance(base, LBFGS) or (closure is not None and closure.default is closure.empty):
+    closure = list(inspect.signature(type(base).step).parameters.values())[1:2]
+    if any(argument.default is argument.empty for argument in closure):
         raise TypeError(
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
