@@ -2,6 +2,9 @@
 
 During the base optimizer's step, fp32 copies replace the 16-bit parameters in its groups and state.
 Neither its update nor its moments are rounded: the only rounding is the one into the parameter.
+
+The parameters themselves cannot hold fp32 memory for the time of a step. A parameter whose dtype
+changes gets a new node for its gradient, and the hooks of DDP stay on the old one.
 """
 
 from __future__ import annotations

@@ -158,9 +158,10 @@ class SODAWrapper(Wrapper):
         group, state, stepped = step.group, self.base.state, set(step.params)
         only, params, found = group["soda_only"], group["params"], Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
+        is_renewed = reanchors or group["soda_dry"]
         for p in params if only is True else [params[j] for j in only or ()]:
             z0 = state[p].get("soda_z0") if p in state else None
-            if p in stepped if z0 is None else reanchors or group["soda_dry"]:
+            if (z0 is None and p in stepped) or (z0 is not None and is_renewed):
                 z0 = self.anchor.capture(p, not self._is_dry(group))
             if z0 is not None:
                 found[p] = {"z0": z0}
