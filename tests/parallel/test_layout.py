@@ -124,6 +124,13 @@ def test_experts_stay_with_their_ranks() -> None:
         assert (len(plan.mine), elements_received(plan)) == (2, (0, 0))
 
 
+def test_parameters_with_and_without_matrices_are_in_different_buckets() -> None:
+    """The results of a bucket belong to all of its parameters, or there are none."""
+    whole_ = Placement((), (), ())
+    both = (Param(0, (6, 4), whole_, (((6, 4), matrix((6, 4))),)), Param(0, (5, 4), whole_, ()))
+    assert [plan.params for plan in deal(Grid(2, 1, 0, 0), both, 1 << 20)] == [[0], [1]]
+
+
 def test_other_matrices_fill_the_gaps_that_experts_leave() -> None:
     """Ten experts on four ranks are 3 + 3 + 3 + 1."""
     placement, R, S = PLACEMENTS["fsdp"]

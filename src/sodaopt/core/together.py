@@ -83,14 +83,15 @@ def _cut(sharing: Sharing, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange
     """Cut buckets of one key into smaller ones, each with its exchange."""
     every = [(n, b, j) for n, b in enumerate(buckets) for j in range(len(b.params))]
     tensors = [b.method.geometry.exchanged(tuple(b.shapes[j])) for _, b, j in every]
-    shards, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
-    for plan in shards.deal([n for n, *_ in every], tensors):
+    every_shard, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
+    for plan in every_shard.deal([n for n, *_ in every], tensors):
         b = buckets[plan.kind[0]]
         names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
         own: dict[str, Any] = {n: [getattr(b, n)[every[j][2]] for j in plan.params] for n in names}
-        shards = Shards(sharing, own["params"])
+        part, geometry = Shards(sharing, own["params"]), b.method.geometry
+        shards = part if geometry.exchanges else None
         b = replace(b, run=finish, shards=shards, **own)
-        exchange = Exchange(shards, plan, b.method.geometry.mapped, partial(inputs, b), b.dtype)
+        exchange = Exchange(part, plan, geometry.mapped, partial(inputs, b), b.dtype)
         found.append((b, exchange))
     return found
 

@@ -153,8 +153,7 @@ def mirror(b: Bucket) -> list[Tensor]:
             f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set its "
             "`exchanges`, and describe the matrices that it needs whole by `exchanged`"
         )
-    has_results = b.shards is not None and b.shards.results is not None
-    m_bar = optimism(b) if geometry.reads_m_bar or not has_results else []
+    m_bar = optimism(b) if geometry.reads_m_bar or b.results is None else []
     return geometry(m_bar, b.method._step_size(b.c), b.local())
 
 

@@ -45,6 +45,11 @@ class Context:
     state: list[State]
     shards: Shards | None = field(default=None, kw_only=True)
 
+    @property
+    def results(self) -> list[Tensor] | None:
+        """The results of `Geometry.mapped` that have arrived from other ranks."""
+        return None if self.shards is None else self.shards.results
+
 
 class Geometry:
     """The interface of a map. All tensors of one call share k, lr and gamma.
@@ -55,7 +60,8 @@ class Geometry:
     `context.shards.sum`. If it needs whole matrices, it describes them by `exchanged`, `tensors`
     and `mapped`. One rank then maps each matrix, and `context.shards.results` has this rank's
     shards of the results when the map is called.
-    reads_m_bar: False if the map does not read m_bar when these results have arrived.
+    reads_m_bar: False if the map reads neither m_bar nor `context.g` when these results have
+    arrived.
 
     >>> zoo.shampoo().geometry.homogeneous
     True
@@ -97,23 +103,23 @@ class Geometry:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
     def exchanged(self, shape: Shape) -> Exchanged:
-        """The shape and the frame of each tensor of a parameter whose matrices are mapped whole.
+        """Return (shape, frame) of each tensor whose matrices must be whole on one rank.
 
         Several tensors of a parameter have the same number of matrices. They are cut like the
-        parameter, and travel in their own dtype. Empty: the map does not need whole matrices.
+        parameter, and travel in their own dtype. Empty: the map needs no whole matrices.
         """
         return ()
 
     def tensors(self, m_bar: list[Tensor], context: Context) -> list[Tensor]:
-        """These tensors of each parameter, or this rank's shards of them."""
+        """Return the tensors that `exchanged` describes: whole, or this rank's shards of them."""
         return m_bar
 
     def mapped(self, matrices: list[Tensor]) -> list[Tensor]:
-        """Map whole matrices (o, i) of these tensors, in new tensors of the same shapes.
+        """Return the result of each whole matrix (o, i), in new tensors of the same shapes.
 
         The result of a single tensor must not depend on the scale of the matrix.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has `exchanged`, and needs `mapped` too")
 
     def with_view(self, view: View) -> Geometry:
         """Return the map for a layer that stores its matrices in this way."""
@@ -325,8 +331,9 @@ class MultiNorm(Geometry):
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        results = context.shards and context.shards.results
-        u = results or matrixwise(self._balanced, m_bar, self.view)
+        u = context.results
+        if u is None:
+            u = matrixwise(self._balanced, m_bar, self.view)
         torch._foreach_mul_(u, -gamma)
         return u
 

@@ -8,9 +8,10 @@ and each shard has R replicas:
     DDP                                 S = 1
 
 Every matrix has one owner, which computes it once for all ranks. A matrix goes to the rank with the
-least work so far, the largest matrices first. So a rank has at most the mean work plus one matrix.
-If each shard of a parameter has whole matrices (experts sharded over experts), a matrix is owned by
-a rank that has it, and does not travel to its owner. Such matrices may be dealt unevenly.
+least work so far, the largest matrices of a method first. So a rank has at most the mean work plus
+one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a matrix
+is owned by a rank that has it, and does not travel to its owner. Such matrices may be dealt
+unevenly.
 
 The parameters are cut into buckets. In a bucket, a rank's shards have at most `limit` elements, and
 so have the matrices that it computes. If one matrix or one parameter's shard is larger, its size is
@@ -68,7 +69,7 @@ def boxes(shape: Shape, placement: Placement) -> tuple[Box, ...]:
 
 
 class Grid(NamedTuple):
-    """R x S ranks, and this rank's place (r, s) among them."""
+    """R x S ranks, and the coordinates (r, s) of this rank."""
 
     R: int
     S: int
@@ -106,9 +107,10 @@ class Param(NamedTuple):
         return max((job.size for job in self.jobs), default=0)
 
     @property
-    def kind(self) -> tuple[int, bool]:
-        """Parameters of one kind may be in one bucket: all travel, or all stay."""
-        return self.number, any(job.holder is None for job in self.jobs)
+    def kind(self) -> tuple[int, bool, bool]:
+        """Parameters of one kind may be in one bucket. All of them or none have matrices, and all
+        of them or none travel."""
+        return self.number, bool(self.jobs), any(job.holder is None for job in self.jobs)
 
 
 class Job(NamedTuple):
@@ -141,20 +143,21 @@ class Piece(NamedTuple):
 class Plan:
     """A bucket: parameters whose matrices travel and are computed together.
 
-    room: the bucket is full if a rank holds or computes more elements.
+    capacity: the most elements that a rank may hold, and may compute.
     params: the indices of the parameters.
     shard, owned: the elements of the largest shard, and of the matrices that a rank r * S + s owns.
     work: the work of each rank r * S + s that has some.
     largest: the elements of the largest job.
     frames, shapes: the frame of each tensor, and the shape of this rank's shard of it.
-    held: the pieces of this rank's shards that each replica computes, by the owner's shard.
+    held: held[r] are the pieces of this rank's shards that replica r computes, sorted by the shard
+    of their owner.
     mine: the tensor and the shape of each matrix of this rank.
     made_of: the pieces of `mine`, by the shard that holds them.
     """
 
     grid: Grid
-    kind: tuple[int, bool]
-    room: int
+    kind: tuple[int, bool, bool]
+    capacity: int
     largest: int
     params: list[int] = field(default_factory=list)
     shard: int = 0
@@ -172,7 +175,7 @@ class Plan:
         for owner, job in zip(owners, p.jobs, strict=True):
             added[owner] += job.size
         most = max([self.shard + p.shard, *(self.owned[o] + n for o, n in added.items())])
-        return p.kind == self.kind and most <= self.room
+        return p.kind == self.kind and most <= self.capacity
 
     def add(self, j: int, p: Param, owners: list[int]) -> None:
         """Add a parameter, whose jobs have these owners."""
@@ -207,7 +210,7 @@ class Plan:
     @property
     def travels(self) -> bool:
         """Whether shards hold parts of this replica's matrices, which travel to their owners."""
-        return self.kind[1] and any(owner // self.grid.S == self.grid.r for owner in self.work)
+        return self.kind[2] and any(owner // self.grid.S == self.grid.r for owner in self.work)
 
     @property
     def is_even(self) -> bool:
@@ -268,7 +271,7 @@ class Balance:
         self.heaps |= {s: ranks[s :: grid.S] for s in range(grid.S)}
 
     def add(self, flops: int, s: int | None) -> int:
-        """Give work to the rank with the least, of all or of shard s, and return this rank."""
+        """Assign work to the least busy rank (of shard s, unless s is None). Return that rank."""
         heap = self.heaps[s]
         while heap[0][0] != self.work[heap[0][1]]:  # this rank has got work through another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
@@ -293,8 +296,8 @@ def _flops(o: int, i: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _jobs(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Job]:
-    """The jobs of a parameter. They stay if each of them is whole on one shard, and no shard is
-    empty: its rank would have no work."""
+    """The jobs of a parameter. They stay with their shards if each of them is whole on one shard,
+    and no shard is empty. The rank of an empty shard would have no work."""
     shards = list(zip(*(boxes(shape, placement) for shape, _ in tensors), strict=True))
     slices = list(zip(*(f.boxes(shape) for shape, f in tensors), strict=True))
     holders = [next((s for s, of in enumerate(shards) if _within(m, of)), None) for m in slices]

@@ -11,8 +11,8 @@ behind the one before it. So on a GPU one bucket is computed while the next one 
 owners and the one before it back. Buckets larger than `BUCKET` do not overlap, because they need
 much memory, and their products take longer than the exchange.
 
-A bucket may have too few matrices for all replicas. Then the other replicas compute the next
-buckets before it is spread. A rank holds its own results only.
+If a bucket has fewer matrices than there are ranks, some replicas have no work in it. They compute
+the next buckets before this one is spread. Until then, each rank holds only its own results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,10 @@ UNDER_WAY = 1 << 27
 """The elements of all buckets under way on a rank, if no matrix is larger than `BUCKET`."""
 
 BUCKET = UNDER_WAY // 8
-"""The elements of a bucket on a rank. Under FSDP, seven times this memory is under way: the shards
-and the matrices of a bucket that is sent, the matrices, their batch and the results of one that is
-computed, and the results on both ranks of one that returns. m_bar of one bucket is the eighth."""
+"""The most elements of a bucket on a rank. Under FSDP up to eight times this memory is in use. A
+bucket that is sent has its shards and its matrices. A computed one has matrices, their batch and
+the results. One that returns has results at the owner and at the shards. m_bar of one is the
+eighth."""
 
 STREAMS: dict[torch.device, Any] = {}
 """The stream of each device for the products of replicas."""
@@ -47,28 +49,53 @@ STREAMS: dict[torch.device, Any] = {}
 def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
     """Yield the stages of all buckets in their order, as (stage, index of the bucket).
 
-    A rank computes until it holds as many results as the largest matrix has elements. Then the
-    oldest bucket is spread.
+    limit: larger buckets do not overlap.
     """
-    for is_large in (True, False):
-        part = [j for j, plan in enumerate(plans) if (plan.size > limit) == is_large]
-        room = max((plans[j].largest for j in part), default=0)
-        computed, spread = list[int](), list[int]()
-        early: list[Any] = [] if is_large else [None]  # sent one bucket early
-        for sent, j in zip([*part, *early, None], [*early, *part, None], strict=True):
-            new = [(stage, n) for stage, n in (("send", sent), ("compute", j)) if n is not None]
-            if not is_large:
-                yield from new
-            while computed and (j is None or _owned(plans, [*computed, j]) > room):
-                if spread:
-                    yield "finish", spread.pop()
-                spread.append(computed.pop(0))
-                yield "spread", spread[0]
-            if spread and (is_large or j is None or plans[j].grid.R == 1):
-                yield "finish", spread.pop()
-            if is_large:
-                yield from new
-            computed += [] if j is None else [j]
+    large = [j for j, plan in enumerate(plans) if plan.size > limit]
+    yield from _one_by_one(plans, large)
+    yield from _overlapping(plans, [j for j in range(len(plans)) if j not in set(large)])
+
+
+def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
+    """Finish buckets before the next one is sent, as far as that one needs their memory."""
+    computed, most = list[int](), max((plans[j].largest for j in indices), default=0)
+    for j in [*indices, None]:
+        for old in _oldest(plans, computed, j, most):
+            yield "spread", old
+            yield "finish", old
+        if j is not None:
+            yield "send", j
+            yield "compute", j
+            computed.append(j)
+
+
+def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
+    """Send each bucket before the one before it is computed, and finish those before them."""
+    computed, spread = list[int](), list[int]()
+    most = max((plans[j].largest for j in indices), default=0)
+    for sent, j in zip([*indices, None, None], [None, *indices, None], strict=True):
+        if sent is not None:
+            yield "send", sent
+        if j is not None:
+            yield "compute", j
+        for old in _oldest(plans, computed, j, most):
+            yield from (("finish", n) for n in spread)
+            yield "spread", old
+            spread = [old]
+        if j is None or plans[j].grid.R == 1:  # without replicas, nothing is under way
+            yield from (("finish", n) for n in spread)
+            spread = []
+        if j is not None:
+            computed.append(j)
+
+
+def _oldest(plans: Sequence[Plan], computed: list[int], j: int | None, most: int) -> Iterator[int]:
+    """Remove and yield the oldest computed buckets, until no rank owns more than `most` elements.
+
+    j: the bucket that is computed next. None: none is, and all buckets are removed.
+    """
+    while computed and (j is None or _owned(plans, [*computed, j]) > most):
+        yield computed.pop(0)
 
 
 def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
@@ -108,7 +135,7 @@ class Exchange:
         """Compute this rank's matrices, and start to send the results back."""
         is_beside = self.shards.replica_group is not None and self.shards.device.type == "cuda"
         stream = _products_stream(self.shards.device) if is_beside else None
-        with torch.cuda.stream(stream):  # None does nothing
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
             packed = self._packed(self.plan.made_of, self._mapped(self._matrices()))
             works = [stream.record_event()] if stream is not None else []
             self.arriving = lambda: self._waited(works, packed, packed)
@@ -156,8 +183,8 @@ class Exchange:
         return [tensors[p.tensor][p.at].to(self.shards.device) for p in self._own]
 
     def _mapped(self, X: list[Tensor]) -> list[Tensor]:
-        """The results, or zeros after an error, because the other ranks wait for results. The error
-        is raised on all ranks at the end of the step."""
+        """Return the results. If the map raises, return zeros, because the other ranks wait for
+        results. All ranks raise the error at the end of the step."""
         plan, sharing = self.plan, self.shards.sharing
         frames = [plan.frames[n].one() for n, _ in plan.mine]
         try:
@@ -227,27 +254,29 @@ class Exchange:
         self.arriving = lambda: [self._waited(works, t, t) for t in parts]
 
     def _waited(self, works: Sequence[Any], result: Tensor, sent: Tensor) -> Tensor:
-        """Wait for collectives. `sent` is an argument so that its memory lives on."""
+        """Wait for collectives, or for the products. The memory of `sent` lives until then."""
         try:
-            for work in works:
-                work.wait()
+            with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+                for work in works:
+                    work.wait()
         except RuntimeError as e:
             names = ", ".join(map(self.shards.sharing.label, self.shards.params))
             raise RuntimeError(
                 f"the exchange of {names} failed because another rank stopped or raised elsewhere: "
                 "see the messages of the other ranks"
             ) from e
-        if result.is_cuda:  # another stream may have allocated it
-            result.record_stream(torch.cuda.current_stream())
+        # a tensor of another stream would be freed, and its memory used again, too early
+        for t in (result, sent) if result.is_cuda else ():
+            t.record_stream(torch.cuda.current_stream(t.device))
         return result
 
 
 def _products_stream(device: torch.device) -> Any:
-    """A stream for the products of replicas, after all work so far. On the stream that starts the
-    collectives, the results of other replicas would wait for the products of this one."""
+    """Return the stream for the products of replicas, which waits for the current stream. On the
+    current stream, the results of other replicas would wait for the products of this rank."""
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    STREAMS[device].wait_stream(torch.cuda.current_stream())
+    STREAMS[device].wait_stream(torch.cuda.current_stream(device))
     return STREAMS[device]
 
 
