@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from sodaopt import SODA, SODAWrapper, memory, param_groups, zoo
+from sodaopt import GPA, SODA, SODAWrapper, memory, param_groups, zoo
 from sodaopt.anchors.init import seeded_
 from sodaopt.memory import _bytes
 from tests.anchors.test_anchors import ANCHORS, OPTIMIZERS, dtypes, model, train
@@ -31,6 +31,7 @@ REPORTED: dict[str, Callable[[nn.Module], Any]] = {
         AdamW(net.parameters(), weight_decay=0), anchor=seeded_(net)
     ),
     "wrapped SODA": lambda net: SODAWrapper(SODA(net.parameters(), 0.1, zoo.adam())),
+    "averaged SODA": lambda net: GPA(SODA(net.parameters(), 0.1, "soda(adam)")),
     "soda_dagger": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1),
     "soda_dagger, auto": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1, anchor="auto"),
     "soda_dagger, bf16": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1, anchor="bf16"),

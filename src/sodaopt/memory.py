@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sodaopt import anchors
 from sodaopt._errors import times
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.table import aligned
@@ -24,6 +25,8 @@ from sodaopt.parallel import sharded
 
 SHOWN = 12
 """Parameters in the printed table, the largest first."""
+Z0 = ("z0", "soda_z0")
+"""The state keys of z0, in SODA and in SODAWrapper."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,10 @@ def _has_stepped(optimizer: Optimizer) -> bool:
 
 def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     """The state after one step of a copy of the optimizer on meta copies of its parameters."""
-    meta: dict[Tensor, Any] = {}
+    meta: dict[Tensor, Tensor] = {}
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         meta[p] = nn.Parameter(sharded.local(p).detach().to("meta"), p.requires_grad)
         meta[p].grad = torch.empty_like(meta[p]) if p.requires_grad else None
-        meta[p].original = p  # "auto" looks at its values
     known = {id(p): q for p, q in meta.items()}
     copied = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
     for group in copied.param_groups:
@@ -132,11 +134,20 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     copied.state_dict()  # SODA makes its state before the first step
     if not isinstance(copied, SODA):
         copied.step()
-    return {p: copied.state.get(q, {}) for p, q in meta.items()}
+    owner = optimizer if hasattr(optimizer, "anchor") else getattr(optimizer, "base", None)
+    by_number = isinstance(getattr(owner, "anchor", None), anchors.Constant)
+    return {p: _state(p, copied.state.get(q, {}), by_number) for p, q in meta.items()}
 
 
 ON_META = {"fused": None, "capturable": False, "foreach": False}
 """Group settings with which a step runs on the meta device. They do not change the state."""
+
+
+def _state(p: Tensor, state: dict[str, Any], by_number: bool) -> dict[str, Any]:
+    """The predicted state, with one number for a constant z0: a meta tensor has no values."""
+    if by_number and anchors.constant_of(p) is not None:
+        return {k: t.new_empty(()) if k in Z0 else t for k, t in state.items()}
+    return state
 
 
 def size(n: float) -> str:

@@ -168,6 +168,12 @@ def test_constants_cost_one_number() -> None:
     assert kept["1.weight"] == 128
 
 
+def test_other_attributes_of_a_parameter_are_not_its_z0() -> None:
+    p: Any = nn.Parameter(torch.arange(4.0))
+    p.original = torch.zeros(4)
+    assert torch.equal(anchors.Constant().capture(p, first=True), p)
+
+
 @pytest.mark.parametrize(
     ("anchor", "dtype"), [("bf16", BF16), (anchors.Rounded(torch.float16), torch.float16)], ids=str
 )
@@ -402,6 +408,24 @@ def test_exact_anchors_read_each_other(old: str, new: str, make: Any, tmp_path: 
     two.load_state_dict(copy.deepcopy(one.state_dict()))
     train(a, one, range(3, 6)), train(b, two, range(3, 6))
     assert_close(weights(a), weights(b))
+
+
+UNREADABLE = {
+    "to a seed": ("clone", "seed", "has a z0, but Seeds keeps none in the state: load it with"),
+    "to a clone": ("seed", "clone", r"has no z0 \(a seed or a file made it\), but Clone needs one"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "words"), UNREADABLE.values(), ids=UNREADABLE)
+@optimizers
+def test_a_z0_that_the_anchor_cannot_read(
+    old: str, new: str, words: str, make: Any, tmp_path: Path
+) -> None:
+    (a, seeds), (b, others) = model(), model()
+    one, two = make(a, ANCHORS[old](a, seeds, tmp_path)), make(b, ANCHORS[new](b, others, tmp_path))
+    train(a, one, range(1))
+    with pytest.raises(ValueError, match=f"the state to load {words}"):
+        two.load_state_dict(one.state_dict())
 
 
 # -- seeds ----------------------------------------------------------------------------------------

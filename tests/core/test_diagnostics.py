@@ -1,6 +1,8 @@
 """Diagnostics of a step: against the same numbers by hand, and without effect on the step."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -112,6 +114,46 @@ def test_watching_can_end():
     [row] = opt.diagnostics()
     assert "step" not in row
     assert row["distance"] > 0
+
+
+@pytest.mark.parametrize("steps", ["wrapper", "base"])
+@pytest.mark.parametrize("watched", ["wrapper", "base"])
+def test_a_wrapper_and_its_base_are_watched_apart(watched, steps):
+    """They share their hooks, and either of them may step."""
+    net = model()
+    base = SODA(net.parameters(), 0.1, zoo.adam())
+    both = {"wrapper": SODAWrapper(base), "base": base}
+    opt = both.pop(watched)
+    opt.watch()
+    feed(net, {"wrapper": opt, "base": opt, **both}[steps], 2)
+    assert opt.diagnostics()[0]["step"] > 0
+    [other] = both.values()
+    assert "step" not in other.diagnostics()[0]
+
+
+def test_a_bare_base_steps_under_a_watched_wrapper():
+    net = model()
+    opt = SODAWrapper(SGD(net.parameters(), lr=0.1))
+    opt.watch()
+    feed(net, opt.base, 1)
+    assert opt.diagnostics()[0]["step"] > 0
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda opt: pickle.loads(pickle.dumps(opt))])
+@makers
+def test_a_copy_is_not_watched(make, how):
+    net = model()
+    opt = make(net.parameters())
+    opt.watch()
+    feed(net, opt, 1)
+    before = opt.diagnostics()[0]["step"]
+    other = how(opt)
+    for group in other.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    other.step()
+    assert "step" not in other.diagnostics()[0]
+    assert opt.diagnostics()[0]["step"] == before > 0
 
 
 def test_a_parameter_without_a_gradient_is_not_measured():

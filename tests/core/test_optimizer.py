@@ -331,6 +331,14 @@ def test_frozen_parameters_cost_nothing_and_thaw() -> None:
     assert torch.equal(opt.state[weights[1]]["z0"], before)
 
 
+def test_a_look_up_saves_no_state_of_a_frozen_parameter() -> None:
+    weights = network()
+    weights[1].requires_grad_(False)
+    opt = SODA(weights, 0.03, zoo.adam())
+    assert opt.state[weights[1]] == {}
+    assert opt.state_dict()["state"].keys() == {0, 2, 3}
+
+
 @few
 def test_groups_added_in_mid_run(method: Method) -> None:
     """The new group counts from its own beginning, and the others do not change."""
@@ -362,6 +370,15 @@ def test_each_group_runs_its_own_method() -> None:
         for o in (opt, muon, lion):
             o.step()
     assert_bitwise(weights, a[:2] + b[2:])
+
+
+def test_none_in_a_group_is_the_default() -> None:
+    opt = SODA([{"params": network(), "method": None, "lr": None}], 0.03, zoo.lion())
+    opt.add_param_group({"params": network(), "lr": None, "lr_factor": 2})
+    assert [g["method"] for g in opt.param_groups] == ["lion", "lion"]
+    assert [g["lr"] for g in opt.param_groups] == [0.03, 0.06]
+    with pytest.raises(ValueError, match="group 0 has no method"):
+        SODA([{"params": network(), "method": None}], 0.03)
 
 
 def test_lr_factor() -> None:

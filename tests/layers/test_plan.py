@@ -183,6 +183,22 @@ def test_table() -> None:
     assert len(p.table(full=True).splitlines()) == 13 + 6
 
 
+@pytest.mark.parametrize(("frozen", "name"), [((), "0-4"), ((4,), "0-3"), ((1, 3), r"\*")])
+def test_only_consecutive_layers_print_as_a_range(frozen: tuple[int, ...], name: str) -> None:
+    net = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(5)), nn.Linear(8, 3))
+    for j in frozen:
+        net[j].requires_grad_(False)
+    assert re.search(rf"^{name}\.weight +x{5 - len(frozen)} +8x8 +hidden", str(plan(net)), re.M)
+
+
+def test_a_row_without_an_lr_factor_has_the_factor_1() -> None:
+    p = nn.Parameter(torch.ones(2, 3))
+    row = sodaopt.layers.plan.PlannedParameter("w", "hidden", p, method=zoo.muon())
+    groups = sodaopt.Plan("by hand", (row,)).groups()
+    assert [g["lr_factor"] for g in groups] == [1.0]
+    assert SODA(groups, 0.1).param_groups[0]["lr"] == 0.1
+
+
 def test_public_names() -> None:
     assert {"RECIPES", "Plan", "hidden", "param_groups", "plan", "views"} <= set(sodaopt.__all__)
     assert set(PARENT) <= set(ROLES)

@@ -996,6 +996,20 @@ def test_the_base_is_live() -> None:
     assert not hasattr(opt, "_step_supports_amp_scaling")
 
 
+@pytest.mark.parametrize("wrap", [SODAWrapper, GPA])
+def test_the_base_resets_its_gradients(wrap: Any) -> None:
+    class Counts(SGD):
+        calls: tuple[bool, ...] = ()
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.calls += (set_to_none,)
+
+    opt = wrap(Counts(network(), 0.1))
+    opt.zero_grad()
+    opt.zero_grad(set_to_none=False)
+    assert opt.base.calls == (True, False)
+
+
 def test_hooks_fire_once() -> None:
     weights = network()
     opt = SODAWrapper(adamw(weights))
@@ -1199,6 +1213,18 @@ def test_only_in_groups_that_come_later() -> None:
     assert opt.param_groups[1]["soda_only"] == []
 
 
+@pytest.mark.parametrize("how", [lambda opt: opt, copy.deepcopy], ids=["itself", "a copy"])
+def test_a_list_of_parameters_is_not_kept(how: Callable[[Any], Any]) -> None:
+    listed, other, late = network(), network(), network()
+    opt = how(SODAWrapper(SGD([{"params": listed}, {"params": other}], 0.1), only=listed))
+    kept = weakref.ref(listed[0])
+    del opt.param_groups[0], listed
+    gc.collect()
+    assert kept() is None
+    opt.add_param_group({"params": late})
+    assert opt.param_groups[1]["soda_only"] == []
+
+
 def test_refusals_change_nothing() -> None:
     opt = SODAWrapper(adamw(network()))
     late = network()
@@ -1228,6 +1254,23 @@ DECAYS_WRONG = {"above": 5.0, "below": -1.0, "nan": float("nan"), "late": lambda
 def test_decay_out_of_range(decay: Any) -> None:
     with pytest.raises(ValueError, match=r"decay must be in \[0, 1\]"):
         SODAWrapper(adamw(network()), decay=decay)
+
+
+def test_lam_out_of_range_has_the_name_of_the_option() -> None:
+    opt = GPA(SGD(weights := network(), 0.1))
+    opt.lam = 2.0
+    with pytest.raises(ValueError, match=r"^lam must be in \[0, 1\], got 2"):
+        feed(opt, weights, range(1))
+
+
+def test_a_schedule_advances_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    opt = SODAWrapper(SGD(weights := network(), 0.1))
+    advance, ks = schedules.advance, list[Any]()
+    monkeypatch.setattr(
+        schedules, "advance", lambda c, past, k, lr: ks.append(k) or advance(c, past, k, lr)
+    )
+    feed(opt, weights, range(3))
+    assert ks == [0, 1, 2]
 
 
 def test_a_memory_waits_for_its_start() -> None:

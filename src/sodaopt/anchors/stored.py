@@ -40,11 +40,13 @@ class Anchor:
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a loaded tensor as this anchor keeps it."""
         if p.numel() and bool(kept.numel()) != self.writable:
-            has, needs = ("a", "none") if kept.numel() else ("no", "one")
-            raise ValueError(
-                f"the state to load has {has} z0, and {type(self).__name__} needs {needs}: use "
-                "the anchor it was saved with. Only those of a seed or a file keep no z0"
+            name = type(self).__name__
+            problem = (
+                f"has a z0, but {name} keeps none in the state"
+                if kept.numel()
+                else f"has no z0 (a seed or a file made it), but {name} needs one"
             )
+            raise ValueError(f"the state to load {problem}: load it with the anchor that wrote it")
         if self.writable:
             check_shape("z0", kept.shape, p.shape)
         return self.capture(kept.detach().to(p.device), False)
@@ -119,9 +121,9 @@ class Constant(Anchor):
     other: Anchor = field(default_factory=Clone)
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        kept = self.other.capture(p, first)
-        number = constant_of(getattr(p, "original", kept))  # a meta copy of it has no values
-        return kept if number is None else number.to(kept.dtype)
+        kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
+        number = constant_of(kept)
+        return kept if number is None else number
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
         return self.other.source(p, kept) if kept.dim() == p.dim() else float(kept)

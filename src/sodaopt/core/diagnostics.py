@@ -141,8 +141,28 @@ class Watched(Optimizer):
         for hook in self._hooks:
             hook.remove()
         begin, end = self.register_step_pre_hook, self.register_step_post_hook
-        self._hooks = (begin(_keep_weights), end(_measure)) if on else ()
+        self._hooks = (begin(self._keep_weights), end(self._measure)) if on else ()
         self._measures, self._before, self._sums = True, {}, {}
+
+    # A wrapper and its base share their hooks, and torch passes the one that steps. The hooks
+    # measure the watched one, so they ignore the argument.
+
+    @torch.no_grad()
+    def _keep_weights(self, *_: Any) -> None:
+        """Copy the weights before a step."""
+        if self._measures:
+            pulls = self._pulls()
+            params = (p for group in self.param_groups for p in group["params"])
+            self._before = {
+                p: (sharded.local(p).detach().clone(), pulls.get(p, NONE)) for p in params
+            }
+
+    @torch.no_grad()
+    def _measure(self, *_: Any) -> None:
+        """Measure the step after it."""
+        before, self._before = self._before, {}
+        if before:
+            self._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
 
     def diagnostics(self, by: Labels = "group") -> Any:
         """Return the diagnostics of each group, parameter or label. All ranks must call it.
@@ -169,23 +189,6 @@ class Watched(Optimizer):
         assert not isinstance(names, str)
         parts = measured(self, lambda j, p: names.get(p, "other"))
         return {str(name): read(part) for name, part in parts.items()}
-
-
-@torch.no_grad()
-def _keep_weights(opt: Any, *_: Any) -> None:
-    """Copy the weights before a step."""
-    if opt._measures:
-        pulls = opt._pulls()
-        params = (p for group in opt.param_groups for p in group["params"])
-        opt._before = {p: (sharded.local(p).detach().clone(), pulls.get(p, NONE)) for p in params}
-
-
-@torch.no_grad()
-def _measure(opt: Any, *_: Any) -> None:
-    """Measure the step after it."""
-    before, opt._before = opt._before, {}
-    if before:
-        opt._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
 
 
 @torch.no_grad()

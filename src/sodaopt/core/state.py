@@ -41,10 +41,12 @@ class StatefulOptimizer(Watched):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
         group, where = dict(param_group), f"group {len(self.param_groups)}"
         factor = group.pop("lr_factor", 1.0)
-        if "lr" in group and factor != 1:
+        if group.get("lr") is not None and factor != 1:
             raise ValueError(f"{where} has both an lr and an lr_factor: give one of them")
         for name in ("lr", "method"):
-            if group.setdefault(name, self.defaults[name]) is None:
+            if group.get(name) is None:
+                group[name] = self.defaults[name]
+            if group[name] is None:
                 raise ValueError(
                     f"{where} has no {name}: SODA(params, lr, method), or {name!r} in the group"
                 )
@@ -120,11 +122,12 @@ class StatefulOptimizer(Watched):
     def _adopt(self) -> None:
         """Give each trainable parameter a state, and drop the state of parameters in no group."""
         methods = {p: self.methods[g["method"]] for g in self.param_groups for p in g["params"]}
-        for key in list(self.state):
-            if isinstance(key, Tensor) and key not in methods:
+        for key, s in list(self.state.items()):
+            # a look-up in the defaultdict may have stored {}
+            if isinstance(key, Tensor) and (key not in methods or not s):
                 del self.state[key]
         for p, method in methods.items():
-            if p.requires_grad and not self.state.get(p):
+            if p.requires_grad and p not in self.state:
                 self.state[p] = self._fresh(p, method)
 
     # -- saving and loading -------------------------------------------------------------------

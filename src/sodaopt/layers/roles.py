@@ -51,7 +51,9 @@ PARENT = (
 
 
 class Choice(NamedTuple):
-    """How a parameter is treated, by the rules or by the user. An empty part is no choice.
+    """How a parameter is treated, by the rules or by the user.
+
+    An empty field means that nothing was chosen.
 
     view: how the parameter is a matrix, if it is one.
     """

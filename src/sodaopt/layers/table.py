@@ -26,7 +26,7 @@ class PlannedParameter:
     name, aliases: its first name in the model, and the names of its other owners.
     role: the role that the plan found, or that an override gave.
     parameter: the parameter itself.
-    method, lr_factor: the rule of the role.
+    method, lr_factor: the rule of the role. Without an lr_factor, the factor is 1.
     """
 
     name: str
@@ -69,10 +69,11 @@ class Plan:
 
     def groups(self) -> list[dict[str, Any]]:
         """Return groups for SODA: one for each method and lr factor, in order of appearance."""
-        merged: dict[tuple[Method, float | None], list[PlannedParameter]] = {}
+        merged: dict[tuple[Method, float], list[PlannedParameter]] = {}
         for row in self.rows:
             if row.method is not None:
-                merged.setdefault((row.method, row.lr_factor), []).append(row)
+                factor = 1.0 if row.lr_factor is None else row.lr_factor
+                merged.setdefault((row.method, factor), []).append(row)
         groups: list[dict[str, Any]] = []
         for (method, factor), rows in merged.items():
             name = "+".join(dict.fromkeys(row.role for row in rows))
@@ -119,10 +120,16 @@ def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
 
 
 def _merged(names: Sequence[str]) -> str:
-    """Join names by the first and the last number: h.0.w, h.1.w, h.2.w -> h.0-2.w"""
-    columns = [set(column) for column in zip(*(n.split(".") for n in names), strict=True)]
-    spans = ((min(c, key=int), max(c, key=int)) if len(c) > 1 else c for c in columns)
-    return ".".join(map("-".join, spans))
+    """Join names: h.0.w, h.1.w, h.2.w -> h.0-2.w, and h.0.w, h.2.w -> h.*.w"""
+    columns = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(_span(set(column)) for column in columns)
+
+
+def _span(parts: set[str]) -> str:
+    if len(parts) == 1:
+        return parts.pop()
+    first, last = min(map(int, parts)), max(map(int, parts))
+    return f"{first}-{last}" if last - first == len(parts) - 1 else "*"
 
 
 def _number(x: Any) -> str:

@@ -78,6 +78,9 @@ class Wrapper(Watched, LiveOptimizer):
         """The schedule of lam. Its memory is in the groups."""
         return 0.0
 
+    _coef_name: ClassVar[str] = "lam"
+    """The user's name for lam, for errors."""
+
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. They are stored after the base's step."""
         raise NotImplementedError
@@ -103,12 +106,16 @@ class Wrapper(Watched, LiveOptimizer):
         k, past = self._k(group), {n: group[self._prefix + n] for n in schedules.start(self._coef)}
         return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
-    def _lam(self, group: Group) -> float:
-        """lam at the coming step."""
+    def _lam(self, group: Group, memory: dict[str, Any]) -> float:
+        """lam at the coming step.
+
+        memory: the memory of the schedule at that step.
+        """
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
-        lam = schedules.value(self._coef, k, lr, self._memory(group))
+        lam = schedules.value(self._coef, k, lr, memory)
         if not 0 <= lam <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
+            name = self._coef_name
+            raise ValueError(f"{name} must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
         return float(lam)
 
     # -- the step -----------------------------------------------------------------------------
@@ -172,7 +179,8 @@ class Wrapper(Watched, LiveOptimizer):
         initialise a parameter only if its state is empty.
         """
         group, state, prefix = step.group, self.base.state, self._prefix
-        lam, memory, kept = self._lam(group), self._memory(group), self._kept(step)
+        memory = self._memory(group)
+        lam, kept = self._lam(group, memory), self._kept(step)
         yield from self._around(step, kept, lam)
         if step.begun:
             for p, own in kept.items():

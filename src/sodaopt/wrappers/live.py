@@ -54,7 +54,8 @@ class LiveOptimizer(Optimizer):
         self._connect()
         base.defaults.update(self._group_keys())  # for groups added later
         for group in base.param_groups:
-            group |= self._group_keys() | group
+            for key, value in self._group_keys().items():
+                group.setdefault(key, value)
             self._added(group)
         self._check_groups(base.param_groups)
         if any(base.state.get(p) for p in self._fp32_step.params()):
@@ -112,6 +113,10 @@ class LiveOptimizer(Optimizer):
         except ValueError:
             del self.base.param_groups[count:]  # restore the groups as they were
             raise
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of the base's parameters."""
+        self.base.zero_grad(set_to_none=set_to_none)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"

@@ -49,6 +49,7 @@ class SODAWrapper(Wrapper):
 
     _prefix = "soda_"
     _constructor_keys = ("soda_only",)
+    _coef_name = "decay"
 
     def __init__(
         self,
@@ -75,12 +76,15 @@ class SODAWrapper(Wrapper):
             raise ValueError("only= selects no parameter of the base optimizer")
         try:  # raise now if lam is out of range
             for group in base.param_groups:
-                self._lam(self._group_keys() | group | {"soda_k": self.start})
+                first = self._group_keys() | group | {"soda_k": self.start}
+                self._lam(first, self._memory(first))
         except TypeError as e:
             raise TypeError(
                 f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
             ) from e
         super().__init__(base)
+        if not (only is None or callable(only)):
+            self.only = _nothing  # the groups have the positions, and later groups are not in only
 
     def _selected(self, params: list[Tensor]) -> bool | list[int]:
         """The positions of the pulled parameters, or True for all of them."""
@@ -111,8 +115,8 @@ class SODAWrapper(Wrapper):
     def _k(self, group: Group) -> int:
         return super()._k(group) - (0 if self.at_start == "keep" else self.start)
 
-    def _lam(self, group: Group) -> float:
-        return super()._lam(group) if group["soda_k"] >= self.start else 0.0
+    def _lam(self, group: Group, memory: dict[str, Any]) -> float:
+        return super()._lam(group, memory) if group["soda_k"] >= self.start else 0.0
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
         group, is_dry = step.group, self._is_dry(step.group)
@@ -179,7 +183,7 @@ class SODAWrapper(Wrapper):
         """Return the pull of the coming step. A parameter is pulled once its z0 is captured."""
         found = {}
         for group in self.base.param_groups:
-            lam = self._lam(group)
+            lam = self._lam(group, self._memory(group))
             for p in group["params"]:
                 if "z0" in (own := self._own(p)):
                     found[p] = Pull(lam, self.anchor.source(p, own["z0"]))
@@ -206,6 +210,11 @@ def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
             "pass its parameters, its param_groups, or a predicate of a parameter"
         )
     return chosen.__contains__
+
+
+def _nothing(p: Tensor) -> bool:
+    """Select no parameter."""
+    return False
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:
