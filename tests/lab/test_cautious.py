@@ -44,7 +44,7 @@ def test_by_name(name: str) -> None:
     assert pulled
     lr = job.settings.lr
     lam = lr * 2.0 if "wd" in name else 0.5
-    assert all(opt._lam(group) == pytest.approx(lam) for group in pulled)
+    assert all(opt._lam(group, opt._memory(group)) == pytest.approx(lam) for group in pulled)
     squared = schedules.coupled(schedules.coupled())
     past = squared.advance(squared.advance(squared.start(), 0, 1.0), 1, 0.5)
     assert squared(1, 0.5, past) == 0.25 / 3

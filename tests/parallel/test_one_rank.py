@@ -1,7 +1,8 @@
-"""One rank sends its matrices to itself. NCCL needs a GPU for each rank, so this is how one GPU can
-run the collectives of a step."""
+"""The collectives of a step on one GPU. NCCL needs a GPU for each rank, so one rank sends its
+matrices to itself. Over gloo, two ranks broadcast from one GPU."""
 
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,19 @@ def test_matrices_travel(backend: str, device: str) -> None:
     process.join(100)
     process.kill()
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_replicas_share_the_products(device: str, tmp_path: Path) -> None:
+    """On a GPU they compute on a stream of their own."""
+    spawn = get_context("spawn").Process
+    ranks = [spawn(target=replica, args=(rank, device, tmp_path / "store")) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(100)
+        process.kill()
+    assert [process.exitcode for process in ranks] == [0, 0]
 
 
 def test_the_dtype_is_checked() -> None:
@@ -62,6 +76,18 @@ def one_rank(backend: str, device: str) -> None:
         calls.clear()
         assert gap(run(device, (mesh, [Shard(0)]), comm_dtype=dtype), alone) <= tolerance
         assert calls == [dtype or torch.float32] * 3 * 2 * 4  # steps, ways, parameters
+    dist.destroy_process_group()
+
+
+def replica(rank: int, device: str, store: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(layout.Plan, "is_even", False)  # gloo has broadcasts alone on a GPU
+    alone = run(device, None)
+    for bucket in (1, stages.BUCKET):  # one matrix at a time, and all of them
+        patch.setattr(stages, "BUCKET", bucket)
+        assert gap(run(device, None, process_group=dist.group.WORLD), alone) <= TOLERANCE[None]
     dist.destroy_process_group()
 
 
