@@ -58,7 +58,7 @@ class Geometry:
     exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
     elementwise is refused on sharded parameters. It completes sums over shards with
     `context.shards.sum`. If it needs whole matrices, it describes them by `exchanged`, `tensors`
-    and `mapped`. One rank then maps each matrix, and `context.shards.results` has this rank's
+    and `mapped`. One rank then maps each matrix, and `context.results` has this rank's
     shards of the results when the map is called.
     reads_m_bar: False if the map reads neither m_bar nor `context.g` when these results have
     arrived.
