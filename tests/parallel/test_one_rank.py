@@ -1,6 +1,7 @@
 """The collectives of a step on one GPU. NCCL needs a GPU for each rank, so one rank sends its
 matrices to itself. Over gloo, two ranks broadcast from one GPU."""
 
+import os
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ def replica(rank: int, device: str, store: Path) -> None:
     for bucket in (1, stages.BUCKET):  # one matrix at a time, and all of them
         patch.setattr(stages, "BUCKET", bucket)
         assert gap(run(device, None, process_group=dist.group.WORLD), alone) <= TOLERANCE[None]
-    dist.destroy_process_group()
+    dist.monitored_barrier()
+    os._exit(0)  # torch may abort if the interpreter ends while a thread of gloo runs
 
 
 def run(device: str, placed: Any, **options: Any) -> list[Tensor]:
