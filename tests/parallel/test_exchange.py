@@ -114,7 +114,7 @@ def run(
 
 @dataclass
 class Log:
-    """The collectives and polar factors of this rank, and the plans of its buckets."""
+    """The collectives and polar factors of this rank, and the plans of its rounds."""
 
     events: list[str] = field(default_factory=list)
     received: int = 0
@@ -274,7 +274,7 @@ class Negative(Spectral):
 def peak(layout: str, limit: int, number: int, **options: Any) -> float:
     """The temporary memory of a step with some matrices, over the memory of one matrix.
 
-    limit: elements of a bucket, over those of a matrix. 0 makes all matrices large.
+    limit: elements of a round, over those of a matrix. 0 makes all matrices large.
     """
     group = {"ddp 2": lambda: mesh_of((2, 2)).get_group(1), "ddp 4": lambda: dist.group.WORLD}
     method = Method(Ball(Negative()), alpha=0.1, **options)
@@ -285,7 +285,7 @@ def peak(layout: str, limit: int, number: int, **options: Any) -> float:
         p.grad = torch.ones_like(p)
     opt.step()  # makes the state
     with counted() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "BUCKET", limit * 32 * 32)
+        patch.setattr(stages, "ROUND", limit * 32 * 32)
         # gloo's thread may keep a tensor for a while
         for name in ("all_to_all_single", GATHER, "broadcast"):
             patch.setattr(dist, name, lambda *args, **more: SimpleNamespace(wait=lambda: None))
@@ -299,7 +299,7 @@ def peak(layout: str, limit: int, number: int, **options: Any) -> float:
 
 
 def temporary_memory(layout: str) -> None:
-    """It is the prediction of the cost model: at most seven buckets, and m_bar of one, or three
+    """It is the prediction of the cost model: at most seven rounds, and m_bar of one, or three
     large matrices, for any number of parameters and replicas."""
     for limit, most in ((0, 3), (4, 7 * 4)):
         few, many = peak(layout, limit, 80), peak(layout, limit, 160)
@@ -335,7 +335,7 @@ def few_matrices() -> None:
 
 
 def balanced_over_groups() -> None:
-    """One matrix a group: the balance goes on where the last bucket left it."""
+    """One matrix a group: the balance goes on where the last round left it."""
     with counted() as log:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         params = placed("fsdp", draw(method, 0, [(6, 5)] * 8))
@@ -367,11 +367,11 @@ def one_reduction(parallelism: str, name: str) -> None:
 
 
 def overlap(parallelism: str, limit: int) -> None:
-    """The next bucket travels before this one is computed, and this one is computed before the last
+    """The next round travels before this one is computed, and this one is computed before the last
     one is waited for, also if they are of two groups."""
     shapes = [(6, 5)] * 12
     with counted() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "BUCKET", limit)
+        patch.setattr(stages, "ROUND", limit)
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         params = [nn.Parameter(t) for t in placed(parallelism, draw(method, 0, shapes))]
         for p, g in zip(params, placed(parallelism, draw(method, 1, shapes)), strict=True):
@@ -397,7 +397,7 @@ ORDERS = {
         "compute", "all_to_all", "all_gather",
         "all_gather",
     ]] * 2,
-    # A bucket has work for one replica. Both have computed before the first results are spread.
+    # A round has work for one replica. Both have computed before the first results are spread.
     ("hsdp", 31): [
         [
             "all_to_all", "compute", "all_to_all",

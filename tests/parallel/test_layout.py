@@ -124,8 +124,8 @@ def test_experts_stay_with_their_ranks() -> None:
         assert (len(plan.mine), elements_received(plan)) == (2, (0, 0))
 
 
-def test_parameters_with_and_without_matrices_are_in_different_buckets() -> None:
-    """The results of a bucket belong to all of its parameters, or there are none."""
+def test_parameters_with_and_without_matrices_are_in_different_rounds() -> None:
+    """The results of a round belong to all of its parameters, or there are none."""
     whole_ = Placement((), (), ())
     both = (Param(0, (6, 4), whole_, (((6, 4), matrix((6, 4))),)), Param(0, (5, 4), whole_, ()))
     assert [plan.params for plan in deal(Grid(2, 1, 0, 0), both, 1 << 20)] == [[0], [1]]
@@ -140,7 +140,7 @@ def test_other_matrices_fill_the_gaps_that_experts_leave() -> None:
 
 @pytest.mark.parametrize("limit", [1, 100, 3000])
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_buckets_are_bounded(name: str, limit: int) -> None:
+def test_rounds_are_bounded(name: str, limit: int) -> None:
     """A rank neither holds nor computes more than the limit, one matrix or one parameter.
 
     Uneven shards of large matrices are an exception, so that each of the S ranks has a matrix.
@@ -162,7 +162,7 @@ def test_buckets_are_bounded(name: str, limit: int) -> None:
 def test_memory_depends_neither_on_the_number_of_parameters_nor_on_replicas(
     name: str, limit: int
 ) -> None:
-    """Eight buckets, or three matrices if they are larger than a bucket."""
+    """Eight rounds, or three matrices if they are larger than a round."""
     placement, R, S = PLACEMENTS[name]
     for number in (200, 400):
         for of in plans([(matrix, (8, 6))] * number, placement, R, S, limit).values():

@@ -69,7 +69,7 @@ def one_rank(backend: str, device: str) -> None:
         return send(out, x, *args, **more)
 
     patch.setattr(dist, "all_to_all_single", count)
-    patch.setattr(stages, "BUCKET", 1)
+    patch.setattr(stages, "ROUND", 1)
     # a mesh of one rank exchanges nothing by itself
     patch.setattr(exchange, "_group", lambda mesh, dims: mesh.get_group() if dims else None)
     patch.setattr(layout, "_within", lambda inner, outer: False)
@@ -86,8 +86,8 @@ def replica(rank: int, device: str, store: Path) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(layout.Plan, "is_even", False)  # gloo has broadcasts alone on a GPU
     alone = run(device, None)
-    for bucket in (1, stages.BUCKET):  # one matrix at a time, and all of them
-        patch.setattr(stages, "BUCKET", bucket)
+    for most in (1, stages.ROUND):  # one matrix at a time, and all of them
+        patch.setattr(stages, "ROUND", most)
         assert gap(run(device, None, process_group=dist.group.WORLD), alone) <= TOLERANCE[None]
     dist.monitored_barrier()
     os._exit(0)  # torch may abort if the interpreter ends while a thread of gloo runs

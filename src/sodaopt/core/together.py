@@ -67,7 +67,7 @@ def _stepped_together(sharing: Sharing, buckets: list[Bucket]) -> Iterator[Bucke
         by_key.setdefault(sharing.key(b.params[0]), []).append(b)
     for members in by_key.values():
         parts = _cut(sharing, members)
-        for stage, j in stages.schedule([exchange.plan for _, exchange in parts], stages.BUCKET):
+        for stage, j in stages.schedule([exchange.plan for _, exchange in parts], stages.ROUND):
             b, exchange = parts[j]
             if stage == "send":
                 dual_average(b)

@@ -101,8 +101,8 @@ class Counts:
     """The memory, traffic and products of one rank in a step, in bytes and FLOP.
 
     flops, busiest: the products of this rank, and of the rank that has most.
-    temporary: the buckets under way.
-    large: the bytes of shards and of replicas that buckets with large matrices receive.
+    temporary: the rounds under way.
+    large: the bytes of shards and of replicas that rounds with large matrices receive.
     """
 
     weights: int = 0
@@ -140,8 +140,8 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
             if has_polar_factors(geometry):
                 exchanged: Any = geometry.exchanged(shape)
                 params.append(Param(number, shape, placement, exchanged))
-    found.plans = deal(grid, tuple(params), stages.BUCKET)
-    found.temporary = FP32 * elements_under_way(found.plans, stages.BUCKET)
+    found.plans = deal(grid, tuple(params), stages.ROUND)
+    found.temporary = FP32 * elements_under_way(found.plans, stages.ROUND)
     work = Counter[int]()
     for made in found.plans:
         group = opt.param_groups[params[made.params[0]].number]
@@ -150,7 +150,7 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
         shards, replicas = (FP32 * n for n in elements_received(made))
         found.shards += shards
         found.replicas += replicas
-        if made.size > stages.BUCKET:
+        if made.size > stages.ROUND:
             found.large = found.large[0] + shards, found.large[1] + replicas
     found.flops, found.busiest = work[grid.r * grid.S + grid.s], max(work.values(), default=0)
     return found
@@ -166,7 +166,7 @@ def elements_received(plan: Plan) -> tuple[int, int]:
 
 
 def elements_under_way(plans: Sequence[Plan], limit: int) -> int:
-    """The most elements of buckets that are in memory at once, by the order of their stages."""
+    """The most elements of rounds that are in memory at once, by the order of their stages."""
     most, total, held = 0, 0, [0] * len(plans)
     needed = [_needed(plan) for plan in plans]
     for stage, j in stages.schedule(plans, limit):
@@ -177,7 +177,7 @@ def elements_under_way(plans: Sequence[Plan], limit: int) -> int:
 
 
 def _needed(n: Plan) -> dict[str, tuple[int, int]]:
-    """The most elements that a bucket needs within each stage, and those it holds after it."""
+    """The most elements that a round needs within each stage, and those it holds after it."""
     R, own, parts = n.grid.R, n.parts[n.grid.r], n.parts
     shapes = [shape for _, shape in n.mine]
     mine, batched = sum(map(math.prod, shapes)), Counter(shapes)

@@ -78,13 +78,13 @@ class Shards:
         self.grid = Grid(R, S, r, s)
 
     def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Plan]:
-        """Deal the matrices to ranks, and cut the parameters into buckets.
+        """Deal the matrices to ranks, and cut the parameters into rounds.
 
-        numbers: parameters with different numbers are in different buckets.
+        numbers: parameters with different numbers are in different rounds.
         tensors: `Geometry.exchanged` of each parameter.
         """
         params = zip(numbers, map(tuple, self.shapes), self.cuts, tensors, strict=True)
-        return deal(self.grid, tuple(Param(*entry) for entry in params), stages.BUCKET)
+        return deal(self.grid, tuple(Param(*entry) for entry in params), stages.ROUND)
 
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
         """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.

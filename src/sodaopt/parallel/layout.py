@@ -13,7 +13,7 @@ one matrix. If each shard of a parameter has whole matrices (experts sharded ove
 is owned by a rank that has it, and does not travel to its owner. Such matrices may be dealt
 unevenly.
 
-The parameters are cut into buckets. In a bucket, a rank's shards have at most `limit` elements, and
+The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
 so have the matrices that it computes. If one matrix or one parameter's shard is larger, its size is
 the limit.
 
@@ -80,7 +80,7 @@ class Grid(NamedTuple):
 class Param(NamedTuple):
     """A parameter that ranks share.
 
-    number: parameters with different numbers are in different buckets.
+    number: parameters with different numbers are in different rounds.
     shape, placement: the whole shape, and how the mesh cuts it.
     tensors: the shape and the frame (see `geometry.views`) of each tensor whose matrices are
     mapped. The mesh cuts them like the parameter.
@@ -108,7 +108,7 @@ class Param(NamedTuple):
 
     @property
     def kind(self) -> tuple[int, bool, bool]:
-        """Parameters of one kind may be in one bucket. All of them or none have matrices, and all
+        """Parameters of one kind may be in one round. All of them or none have matrices, and all
         of them or none travel."""
         return self.number, bool(self.jobs), any(job.holder is None for job in self.jobs)
 
@@ -141,7 +141,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class Plan:
-    """A bucket: parameters whose matrices travel and are computed together.
+    """A round: parameters whose matrices travel and are computed together.
 
     capacity: the most elements that a rank may hold, and may compute.
     params: the indices of the parameters.
@@ -170,7 +170,7 @@ class Plan:
     made_of: list[Piece] = field(default_factory=list)
 
     def fits(self, p: Param, owners: list[int]) -> bool:
-        """Whether the bucket has room for this parameter."""
+        """Whether the round has room for this parameter."""
         added = Counter[int]()
         for owner, job in zip(owners, p.jobs, strict=True):
             added[owner] += job.size
@@ -221,9 +221,9 @@ class Plan:
 
 @lru_cache(maxsize=64)
 def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
-    """Deal the matrices of all parameters to ranks, and cut the parameters into buckets.
+    """Deal the matrices of all parameters to ranks, and cut the parameters into rounds.
 
-    limit: the elements of a rank in a bucket.
+    limit: the elements of a rank in a round.
     """
     balance, found = Balance(grid), list[Plan]()
 

@@ -1,4 +1,4 @@
-"""The matrices of a bucket travel to their owners, and the results back, in four stages:
+"""The matrices of a round travel to their owners, and the results back, in four stages:
 
     send     the pieces of the matrices travel to their owners    all-to-all among the S shards
     compute  the owners compute, and the results travel back      all-to-all among the S shards
@@ -6,13 +6,13 @@
                                                                   or broadcasts if few have work
     finish   each rank steps its shards with the results
 
-The first three start a collective, and the next stage waits for it. Each bucket is one stage
-behind the one before it. So on a GPU one bucket is computed while the next one travels to its
-owners and the one before it back. Buckets larger than `BUCKET` do not overlap, because they need
+The first three start a collective, and the next stage waits for it. Each round is one stage
+behind the one before it. So on a GPU one round is computed while the next one travels to its
+owners and the one before it back. Rounds larger than `ROUND` do not overlap, because they need
 much memory, and their products take longer than the exchange.
 
-If a bucket has fewer matrices than there are ranks, some replicas have no work in it. They compute
-the next buckets before this one is spread. Until then, each rank holds only its own results.
+If a round has fewer matrices than there are ranks, some replicas have no work in it. They compute
+the next rounds before this one is spread. Until then, each rank holds only its own results.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ from sodaopt.parallel.sharded import local
 if TYPE_CHECKING:
     from sodaopt.parallel.exchange import Shards
 
-UNDER_WAY = 1 << 27
-"""The elements of all buckets under way on a rank, if no matrix is larger than `BUCKET`."""
+BUCKET = 1 << 27
+"""The elements of all rounds under way on a rank. A step needs no more temporary memory than this
+and the largest matrix. If the shards, the matrices and the results of one parameter have more
+elements, these take the place of the bucket."""
 
-BUCKET = UNDER_WAY // 8
-"""The most elements of a bucket on a rank. Under FSDP up to eight times this memory is in use. A
-bucket that is sent has its shards and its matrices. A computed one has matrices, their batch and
-the results. One that returns has results at the owner and at the shards. m_bar of one is the
-eighth."""
+ROUND = BUCKET // 8
+"""The most elements of a round on a rank, because rounds that overlap have up to eight times as
+many in memory. A round that is sent has its shards and its matrices. A computed one has matrices,
+their batch and the results. One that returns has results at the owner and at the shards. m_bar of
+one is the eighth."""
 
 STREAMS: dict[torch.device, Any] = {}
 """The stream of each device for the products of replicas."""
 
 
 def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
-    """Yield the stages of all buckets in their order, as (stage, index of the bucket).
+    """Yield the stages of all rounds in their order, as (stage, index of the round).
 
-    limit: larger buckets do not overlap.
+    limit: larger rounds do not overlap.
     """
     large = [j for j, plan in enumerate(plans) if plan.size > limit]
     yield from _one_by_one(plans, large)
@@ -57,7 +59,7 @@ def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
 
 
 def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Finish buckets before the next one is sent, as far as that one needs their memory."""
+    """Finish rounds before the next one is sent, as far as that one needs their memory."""
     computed, most = list[int](), max((plans[j].largest for j in indices), default=0)
     for j in [*indices, None]:
         for old in _oldest(plans, computed, j, most):
@@ -70,7 +72,7 @@ def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str
 
 
 def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Send each bucket before the one before it is computed, and finish those before them."""
+    """Send each round before the one before it is computed, and finish those before them."""
     computed, spread = list[int](), list[int]()
     most = max((plans[j].largest for j in indices), default=0)
     for sent, j in zip([*indices, None, None], [None, *indices, None], strict=True):
@@ -90,16 +92,16 @@ def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[st
 
 
 def _oldest(plans: Sequence[Plan], computed: list[int], j: int | None, most: int) -> Iterator[int]:
-    """Remove and yield the oldest computed buckets, until no rank owns more than `most` elements.
+    """Remove and yield the oldest computed rounds, until no rank owns more than `most` elements.
 
-    j: the bucket that is computed next. None: none is, and all buckets are removed.
+    j: the round that is computed next. None: none is, and all rounds are removed.
     """
     while computed and (j is None or _owned(plans, [*computed, j]) > most):
         yield computed.pop(0)
 
 
 def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
-    """The most elements that a rank owns of some buckets."""
+    """The most elements that a rank owns of some rounds."""
     owned = Counter[int]()
     for j in indices:
         owned.update(plans[j].owned)
@@ -108,7 +110,7 @@ def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
 
 @dataclass
 class Exchange:
-    """The exchange of one bucket's matrices.
+    """The exchange of one round's matrices.
 
     map: maps a list of whole matrices to new tensors.
     tensors: returns this rank's shards of all tensors. Temporary ones are not kept between stages.
