@@ -212,7 +212,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "soda of an average": (
         lambda: zoo.soda(zoo.gpa()), ValueError, "averages: pass the method inside it"),
     "recipe of an anchored recipe": (
-        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "a pull of its own"),
+        lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "anchored already"),
     "no lr": (lambda: SODA(params(), method=zoo.adam()), ValueError, "group 0 has no lr"),
 }  # fmt: skip
 

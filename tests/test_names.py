@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "open": (lambda: sodaopt.optimizer(MODEL, "soda(muon"), "unknown optimizer"),
     "closed": (lambda: sodaopt.optimizer(MODEL, "soda(muon))"), "unknown optimizer"),
     "inside out": (lambda: sodaopt.optimizer(MODEL, "soda(gpa(muon))"), "unknown optimizer"),
-    "twice": (lambda: sodaopt.optimizer(MODEL, "soda(soda_dagger)"), "a pull of its own"),
+    "twice": (lambda: sodaopt.optimizer(MODEL, "soda(soda_dagger)"), "anchored already"),
     "recipe": (lambda: param_groups(MODEL, "gpa(muon)"), r"unknown recipe 'gpa\(muon\)'"),
     "method": (lambda: SODA(MODEL.parameters(), 1.0, "gpa(lion)"), "unknown method"),
     "no pull": (

@@ -86,7 +86,7 @@ LATER = {
         "geometry/views.py: heads",
     ),
     "optimizers by name": (
-        "_names.py: Name.is_anchored",
+        "_names.py: Name.is_anchored Name.is_anchored_twice",
         "factory.py",
         "layers/recipes.py: decayed",
     ),

@@ -3,14 +3,14 @@
     name    := average(pulled) | pulled             gpa(soda(muon))
     pulled  := pull(base) | base                    soda(muon), muon
 
-The caller passes the tables of bases, pulls and averages that it knows. A list of parameters has
-the rows of the zoo as bases, and a model the recipes of the layer plan.
+The caller passes the names that it knows. A list of parameters has the rows of the zoo as bases,
+and a model the recipes of the layer plan.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import NamedTuple
 
@@ -39,42 +39,32 @@ class Name(NamedTuple):
         return self.pull is not None or self.base in ANCHORED
 
     @property
+    def is_anchored_twice(self) -> bool:
+        """Whether there is a pull around a base with a pull of its own."""
+        return self.pull is not None and self.base in ANCHORED
+
+    @property
     def undecayed(self) -> str:
         """The base, without its weight decay if there is a pull."""
         return UNDECAYED.get(self.base, self.base) if self.pull else self.base
 
 
-def parse(
-    text: str,
-    bases: Collection[str],
-    pulls: Collection[str],
-    averages: Collection[str] = (),
-    kind: str = "optimizer",
-) -> Name:
-    """Parse a name. SODA(Muon) and soda(muon) are equal.
-
-    kind: the kind of thing that the name should be, for the error.
-    """
-    if not isinstance(text, str):
-        example = next(iter(bases))
-        raise TypeError(f"the name of the {kind} must be text such as {example!r}, got {text!r}")
-    plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
-    for pull, base in product(pulls, ANCHORED):
-        if f"{pull}({base})" in plain:
-            raise ValueError(
-                f"{text} is anchored twice. {base} has a pull of its own: use it alone"
-            )
-    known = every_name(bases, pulls, averages)
-    if plain not in known:
-        listed = [*bases, *(f"{part}(...)" for part in (*pulls, *averages))]
-        raise ValueError(unknown(kind, text, known, listed))
-    return known[plain]
-
-
 def every_name(
-    bases: Collection[str], pulls: Collection[str], averages: Collection[str] = ()
+    bases: Iterable[str], pulls: Iterable[str], averages: Iterable[str] = ()
 ) -> dict[str, Name]:
     """Return every name with its parts: the bases alone, pulled, and both of these averaged."""
     parts = product((None, *averages), (None, *pulls), bases)
-    names = [Name(base, pull, average) for average, pull, base in parts]
-    return {str(name): name for name in names if not (name.pull and name.base in ANCHORED)}
+    names = (Name(base, pull, average) for average, pull, base in parts)
+    return {str(name): name for name in names}
+
+
+def parse(text: str, known: Mapping[str, Name], kind: str = "optimizer") -> Name:
+    """Parse one of the known names. SODA(Muon) and soda(muon) are equal.
+
+    kind: the kind of thing that the name should be, for the error.
+    """
+    plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
+    if plain not in known:
+        forms = dict.fromkeys(re.sub(r"\(.*", "(...)", name) for name in known)
+        raise ValueError(unknown(kind, text, known, forms))
+    return known[plain]

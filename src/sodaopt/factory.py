@@ -52,12 +52,15 @@ def names() -> list[str]:
     >>> {"muon", "soda(muon)", "gpa(soda(muon))"} <= set(sodaopt.names())
     True
     """
-    return list(every_name(RECIPES, PULLED, AVERAGED))
+    known = every_name(RECIPES, PULLED, AVERAGED)
+    return [text for text, name in known.items() if not name.is_anchored_twice]
 
 
 def parse_name(text: str) -> Name:
     """Parse a name of `names()`."""
-    return parse(text, RECIPES, PULLED, AVERAGED)
+    if not isinstance(text, str):
+        raise TypeError(f"the name of an optimizer must be text such as 'muon', got {text!r}")
+    return parse(text, every_name(RECIPES, PULLED, AVERAGED))
 
 
 def optimizer(
@@ -132,6 +135,6 @@ def base_rules(name: Name, weight_decay: float | None) -> dict[str, Rule]:
 def pulled_rules(name: Name, base: Recipe, decay: Coef, start: int) -> dict[str, Rule]:
     """Return the rules of the base with the pull of the name, which begins at step `start`."""
     lam = after(decay, start) if start else decay
-    if name.base in ANCHORED:  # it has a pull of its own
+    if name.base in ANCHORED and not name.pull:  # it has a pull of its own
         return recipes.changed(base, ROLES, lambda method: replace(method, lam=lam))
     return recipes.soda(base, PULLED.get(name.pull or "", ()), lam)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sodaopt import schedules
 from sodaopt._errors import number, unknown
-from sodaopt._names import parse
+from sodaopt._names import every_name, parse
 from sodaopt.geometry import Geometry
 from sodaopt.schedules import Coef, Number, Past
 
@@ -198,7 +198,7 @@ def row(f: Callable[P, Method]) -> Callable[P, Method]:
 
 def named(text: str) -> Method:
     """Return a method by its name: a row such as "muon", or "soda(muon)"."""
-    name = parse(text, ROWS, ("soda",), kind="method")
+    name = parse(text, every_name(ROWS, ("soda",)), "method")
     method = ROWS[name.undecayed]()
     return soda(method) if name.pull else method
 

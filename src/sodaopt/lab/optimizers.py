@@ -57,7 +57,8 @@ BASES = {
 CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
 """Experimental pulls, which are wrappers only."""
 PULLS = PULLED | CAUTIOUS
-NAMES = [*(every_name(BASES, PULLED, AVERAGED) | every_name(BASES, CAUTIOUS))]
+_NAMES = every_name(BASES, PULLED, AVERAGED) | every_name(BASES, CAUTIOUS)
+NAMES = [text for text, name in _NAMES.items() if not name.is_anchored_twice]
 
 
 def parse(text: str) -> Name:
@@ -66,7 +67,7 @@ def parse(text: str) -> Name:
     A job has its own weight decay, so adam is adamw. A pull replaces Scion's pull to the origin, so
     soda(scion) is soda(uscion).
     """
-    name = names.parse(text, RECIPES, PULLS, AVERAGED)
+    name = names.parse(text, every_name(RECIPES, PULLS, AVERAGED))
     same = {"adam": "adamw", "scion": "uscion" if name.pull else "scion"}
     name = name._replace(base=same.get(name.base, name.base))
     if str(name) not in NAMES:

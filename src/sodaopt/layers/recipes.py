@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sodaopt import geometry, zoo
 from sodaopt._errors import unknown
-from sodaopt._names import parse
+from sodaopt._names import every_name, parse
 from sodaopt.core.method import Method
 from sodaopt.geometry import BiasRMS, Sign, Spectral
 from sodaopt.layers.roles import MATRICES, PARENT, ROLES
@@ -62,7 +62,7 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     recipe: a dict, or a name such as "muon" or "soda(muon)".
     """
     if isinstance(recipe, str):
-        name = parse(recipe, RECIPES, PULLED, kind="recipe")
+        name = parse(recipe, every_name(RECIPES, PULLED), "recipe")
         return soda(RECIPES[name.undecayed], PULLED.get(name.pull or "", ()))
     if not isinstance(recipe, Mapping):
         raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
