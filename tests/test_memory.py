@@ -52,11 +52,10 @@ def test_predicted_is_measured(make: Any, dtype: torch.dtype) -> None:
     after = memory(net, opt)
     assert before.predicted
     assert not after.predicted
-    assert before.total() == pytest.approx(after.total(), rel=0.02)
-    # without values, "auto" is predicted to keep a clone of the LayerNorm too
+    # "auto" is predicted to keep a clone of the LayerNorm too
     gains = sum(p.nbytes for p in net[2].parameters())
-    ghosts = memory(ghost, make(ghost)).total()
-    assert ghosts == pytest.approx(after.total(), rel=0.02, abs=gains)
+    assert before.total() == pytest.approx(after.total(), rel=0.02, abs=gains)
+    assert memory(ghost, make(ghost)).total() == pytest.approx(before.total(), rel=0.02)
     assert "x weights" in str(after)
 
 
@@ -74,7 +73,9 @@ def test_z0(name: str, stepped: bool, tmp_path: Path) -> None:
     if stepped:
         train(net, opt, range(2))
     found = memory(net, opt)
-    assert found.state()["soda_z0"] == Z0_BYTES[name]
+    # A prediction reads no weights, so a constant one is predicted as its anchor keeps the others.
+    predicted = {"auto": "clone", "constant or bf16": "bf16"}.get(name, name)
+    assert found.state()["soda_z0"] == Z0_BYTES[name if stepped else predicted]
     assert str(found).endswith("counted" if stepped else "predicted on the meta device")
 
 

@@ -78,6 +78,7 @@ LATER = {
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._leader",
     ),
+    "the bytes of quantised state": ("memory.py: _parts",),
     "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
     "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sodaopt import anchors
 from sodaopt._errors import times
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.table import aligned
@@ -25,8 +24,6 @@ from sodaopt.parallel import sharded
 
 SHOWN = 12
 """Parameters in the printed table, the largest first."""
-Z0 = ("z0", "soda_z0")
-"""The state keys of z0, in SODA and in SODAWrapper."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,12 @@ class Memory:
 
     def __str__(self) -> str:
         weights, gradients = (sum(getattr(r, n) for r in self.rows) for n in ("weight", "gradient"))
-        every = ParameterBytes("all", (), weights, gradients, self.state())
+        every = ParameterBytes("", (), weights, gradients, self.state())
         kinds = [k for k, n in every.state.items() if n >= 1000] or list(every.state)
         largest = sorted(self.rows, key=lambda r: -r.weight)[:SHOWN]
         lines = [["parameter", "shape", "weights", "gradient", *kinds, "state"]]
         lines += [[row.name, times(row.shape), *row.cells(kinds)] for row in largest]
-        if len(self.rows) > SHOWN:
-            lines.append([f"({len(self.rows) - SHOWN} more)", *[""] * (len(lines[0]) - 1)])
-        lines.append([every.name, "", *every.cells(kinds)])
+        lines.append([f"all {len(self.rows)}", "", *every.cells(kinds)])
         how = "predicted on the meta device" if self.predicted else "counted"
         share = self.total() / weights if weights else 0.0
         return "\n".join([*aligned(lines), f"state {share:.2f} x weights, {how}"])
@@ -110,10 +105,14 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
 
 def _bytes(t: Tensor) -> int:
     """The bytes of this rank's shard. A quantised tensor has those of its parts."""
-    t = sharded.local(t)
-    if hasattr(t, "__tensor_flatten__"):
-        return sum(_bytes(getattr(t, name)) for name in t.__tensor_flatten__()[0])
-    return t.nbytes
+    return sum(part.nbytes for part in _parts(sharded.local(t)))
+
+
+def _parts(t: Tensor) -> list[Tensor]:
+    """The plain tensors of a quantised one, such as its codes and scales."""
+    if not hasattr(t, "__tensor_flatten__"):
+        return [t]
+    return [part for name in t.__tensor_flatten__()[0] for part in _parts(getattr(t, name))]
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:
@@ -134,20 +133,11 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     copied.state_dict()  # SODA makes its state before the first step
     if not isinstance(copied, SODA):
         copied.step()
-    owner = optimizer if hasattr(optimizer, "anchor") else getattr(optimizer, "base", None)
-    by_number = isinstance(getattr(owner, "anchor", None), anchors.Constant)
-    return {p: _state(p, copied.state.get(q, {}), by_number) for p, q in meta.items()}
+    return {p: copied.state.get(q, {}) for p, q in meta.items()}
 
 
 ON_META = {"fused": None, "capturable": False, "foreach": False}
 """Group settings with which a step runs on the meta device. They do not change the state."""
-
-
-def _state(p: Tensor, state: dict[str, Any], by_number: bool) -> dict[str, Any]:
-    """The predicted state, with one number for a constant z0: a meta tensor has no values."""
-    if by_number and anchors.constant_of(p) is not None:
-        return {k: t.new_empty(()) if k in Z0 else t for k, t in state.items()}
-    return state
 
 
 def size(n: float) -> str:
