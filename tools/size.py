@@ -82,7 +82,8 @@ LATER = {
     "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
     "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (
-        "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection",
+        "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
+        " _at_layer",
         "layers/usage.py: _unread _is_parallel",
         "geometry/views.py: heads",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -26,8 +26,6 @@ from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transpos
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PARALLEL = (nn.DataParallel, DistributedDataParallel)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-# The two factors of an adapted layer, by attribute: peft's, torchtune's, peft's for embeddings.
-LORA = (("lora_A", "lora_B"), ("lora_a", "lora_b"), ("lora_embedding_A", "lora_embedding_B"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +128,17 @@ class Location:
 
     def is_router(self) -> bool:
         """Whether a matrix has one output for each expert beside it, or one for a shared expert."""
-        if len(self.shape) != 2 or self.attribute.endswith("bias") or expert_count(self.module):
+        if len(self.shape) != 2 or self.attribute.endswith("bias") or expert_counts(self.module):
             return False
         banks = (bank for block in self.modules[-3:] for bank in block.children())
-        counts = {n for bank in banks if (n := expert_count(bank))}
+        counts = set().union(*map(expert_counts, banks))
         return bool(counts) and self.shape[0] in counts | {1}
 
-    def lora(self) -> str | None:
-        """Return "a" or "b" for a factor of a low-rank adapter, else None."""
-        for module, key in zip(self.modules, self.keys, strict=True):
-            both = any(key in pair and all(hasattr(module, name) for name in pair) for pair in LORA)
-            if both and self.parameter.ndim > 1:
-                return key[-1].lower()
-        return None
+    def is_lora(self, factor: str) -> bool:
+        """Whether it is the factor "a" or "b" of a low-rank adapter of peft or torchtune."""
+        pattern = rf"lora_(embedding_)?{factor}"
+        named = any(re.fullmatch(pattern, key, re.IGNORECASE) for key in self.keys)
+        return named and self.parameter.ndim > 1
 
 
 def is_projection(shape: torch.Size) -> bool:
@@ -150,13 +146,12 @@ def is_projection(shape: torch.Size) -> bool:
     return len(shape) == 3 and shape[0] == shape[1] * shape[2]
 
 
-def expert_count(m: nn.Module) -> int:
-    """Count the experts in a module: the length of its 3-D stacks, or 0 if it has none."""
+def expert_counts(m: nn.Module) -> set[int]:
+    """Return the numbers of experts in a module: the lengths of its 3-D stacks."""
     if isinstance(m, CONVS):
-        return 0
+        return set()
     shapes = [p.shape for p in m._parameters.values() if p is not None and p.ndim == 3]
-    counts = {shape[0] for shape in shapes if not is_projection(shape)}
-    return max(counts) if len(counts) == 1 and counts != {1} else 0
+    return {shape[0] for shape in shapes if not is_projection(shape)} - {1}
 
 
 def imported(module: str, name: str) -> tuple[type, ...]:
@@ -175,25 +170,29 @@ def locate(model: nn.Module) -> Locations:
     found: Locations = {}
     for path, p in model.named_parameters(remove_duplicate=False):
         keys = path.split(".")
-        modules = list(accumulate(keys[:-1], getattr, initial=model))
+        modules = accumulate(keys[:-1], getattr, initial=model)
         name = ".".join(key for key in keys if key not in WRAPPER_KEYS)
-        # A reparametrised weight belongs to its layer. original0 is the length of weight_norm.
-        if isinstance(modules[-1], ParametrizationList):
-            own = keys[-2] + "_g" * (keys[-1] == "original0")
-            modules, keys = modules[:-2], [*keys[:-3], own]
-        elif keys[-1] in ("weight_v", "weight_orig"):
-            keys[-1] = "weight"
-        location = Location(p, name, tuple(modules), tuple(keys))
+        location = _at_layer(Location(p, name, tuple(modules), tuple(keys)))
         _refuse_unshaped(location)
         found.setdefault(p, []).append(location)
     return found
+
+
+def _at_layer(at: Location) -> Location:
+    """Move a reparametrised weight to its layer. The length of weight_norm is not the weight."""
+    if isinstance(at.module, ParametrizationList):
+        own = at.keys[-2] + "_g" * (at.attribute == "original0")
+        return replace(at, modules=at.modules[:-2], keys=(*at.keys[:-3], own))
+    if at.attribute in ("weight_v", "weight_orig"):
+        return replace(at, keys=(*at.keys[:-1], "weight"))
+    return at
 
 
 def _refuse_unshaped(at: Location) -> None:
     """Refuse a parameter that does not have the shape of its layer."""
     if is_lazy(at.parameter):
         raise ValueError(f"{at.name} has no shape yet. Run the model once first.")
-    layer = isinstance(at.module, (nn.Linear, nn.Embedding, *CONVS)) and at.attribute == "weight"
+    layer = at.linear() or at.kernel() or at.is_table()
     if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):
         raise ValueError(
             f"{at.name} ({times(at.shape)}) is flattened, so its layers are unknown. Shard with "

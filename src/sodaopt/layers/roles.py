@@ -73,10 +73,10 @@ EMBEDDING = r"embed[^.]*$"
 Match: TypeAlias = Callable[[Location, Usage], View | bool | None]
 RULES: tuple[tuple[str, Match], ...] = (
     # The first rule that matches gives the role. It returns the view of a matrix, else True.
-    ("lora_a", lambda at, use: at.lora() == "a" and _dense(at)),
-    ("lora_b", lambda at, use: at.lora() == "b" and _dense(at)),
+    ("lora_a", lambda at, use: at.is_lora("a") and _dense(at)),
+    ("lora_b", lambda at, use: at.is_lora("b") and _dense(at)),
     # The use of the layer:
-    ("tied", lambda at, use: at.parameter in use.heads & use.tables and _dense(at)),
+    ("tied", lambda at, use: at.parameter in use.heads & use.tables.keys() and _dense(at)),
     ("head", lambda at, use: at.parameter in use.heads and _dense(at)),
     # The type of the layer:
     ("embedding", lambda at, use: at.parameter in use.tokens and transposed),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 
+from sodaopt.geometry.views import Frame
 from sodaopt.layers.locations import Location, Locations, imported
 
 POSITION = (
@@ -18,27 +18,22 @@ POSITION = (
 """A table, or a bare parameter with several rows, whose name has this is a `position`."""
 
 
-Sizes: TypeAlias = dict[nn.Parameter, tuple[int, int]]
-
-
 @dataclass
 class Usage:
     """The layers whose role depends on the whole model.
 
+    locations: all parameters.
+    tables: the weights of embedding layers, also if another layer uses them too.
     heads: the weights of the output layers.
     tokens: the tables of tokens.
     notes: a sentence for each of these that had to be inferred.
     """
 
     locations: Locations
+    tables: Locations
     heads: set[nn.Parameter]
     tokens: set[nn.Parameter] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-
-    @cached_property
-    def tables(self) -> set[nn.Parameter]:
-        """The parameters of all embedding layers, also if another layer uses them too."""
-        return {p for p, ats in self.locations.items() if any(at.is_table() for at in ats)}
 
     def names(self, parameters: Iterable[nn.Parameter]) -> str:
         return ", ".join(self.locations[p][0].name for p in parameters)
@@ -48,7 +43,8 @@ def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter])
     """Find the heads and the token tables. Heads that the user names are the only ones."""
     pretrained = imported("transformers.modeling_utils", "PreTrainedModel")
     theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
-    usage = Usage(locations, heads)
+    tables = {p: ats for p, ats in locations.items() if any(at.is_table() for at in ats)}
+    usage = Usage(locations, tables, heads)
     if not heads:
         usage.heads = _declared(theirs, locations)
         # A model that is its own base model has no head, unless it holds others: CLIP holds two.
@@ -76,32 +72,25 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     head beside it has as many inputs. If nothing else is found, the last layer in order of
     registration is the head.
     """
-    sizes = {p: size for p, ats in usage.locations.items() if (size := _sizes(ats))}
-    single = {p: at for p in sizes if _is_single(at := usage.locations[p][0], bodies)}
+    frames = {
+        p: view(p.shape)
+        for p, ats in usage.locations.items()
+        for at in ats
+        if (view := at.linear() or at.kernel())
+    }
+    single = {p: ats for p, ats in usage.locations.items() if _is_single(ats[0], bodies)}
     largest = max((p.numel() for p in usage.tables), default=0)
     vocabulary = {p.shape for p in usage.tables if p.numel() == largest}
-    known = usage.heads | {p for p in usage.tables if p in sizes}
+    known = usage.heads | usage.tables.keys() & frames.keys()
     heads = known or {p for p in single if p.shape in vocabulary}
-    widths = {p.shape[1] for p in heads}
-    heads = heads | {p for p in _unread(sizes, single) if not widths or sizes[p][1] in widths}
-    last = next(reversed(sizes), None)
-    if not heads and last in single:
-        heads = {last}
+    heads = heads | _unread(frames, single, {p.shape[1] for p in heads})
+    heads = heads or {p for p in [*frames][-1:] if p in single}
     inferred = [p for p in single if p in heads or _is_parallel(p, heads, usage.locations)]
     usage.heads = heads.union(inferred)
     if inferred := [p for p in inferred if p not in known]:
         usage.notes.append(f"inferred heads: {usage.names(inferred)}")
     elif not heads:
         usage.notes.append("no head: the last layer is not linear, or part of a repeated block")
-
-
-def _sizes(locations: list[Location]) -> tuple[int, int] | None:
-    """Return d_out and d_in of a linear layer or a convolution."""
-    for at in locations:
-        if view := at.linear() or at.kernel():
-            frame = view(at.shape)
-            return frame.o, frame.i
-    return None
 
 
 def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
@@ -111,18 +100,23 @@ def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
     return linear and not (inner or at.is_router())
 
 
-def _unread(sizes: Sizes, single: Container[nn.Parameter]) -> set[nn.Parameter]:
+def _unread(
+    frames: dict[nn.Parameter, Frame], single: Locations, widths: set[int]
+) -> set[nn.Parameter]:
     """Return the single layers whose outputs no linear layer and no later convolution can read.
 
     A linear layer can read them whole or cut into at most twelve parts, as gates and adaptive norms
     do. A convolution reads some pixels of each channel.
+
+    widths: the numbers of inputs that such a layer may have. An empty set allows any.
     """
     found = set()
-    linear = {d_in for p, (_, d_in) in sizes.items() if p.ndim == 2}
+    linear = {frame.i for p, frame in frames.items() if p.ndim == 2}
     channels: set[int] = set()
-    for p, (d_out, d_in) in reversed(sizes.items()):
+    for p, (_, d_out, d_in, *_) in reversed(frames.items()):
         parts = {d_out // n for n in range(1, 13) if d_out % n == 0}
-        if p in single and not parts & linear and all(d_out % n for n in channels - {1}):
+        unread = not parts & linear and all(d_out % n for n in channels - {1})
+        if unread and p in single and (not widths or d_in in widths):
             found.add(p)
         if p.ndim > 2:
             channels.add(d_in)
@@ -144,8 +138,7 @@ def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations
 
 def _find_tokens(usage: Usage) -> None:
     """Take the tables with the shape of a head, else all tables that are not positions."""
-    used = usage.locations.items()
-    tables = [p for p, ats in used if p in usage.tables and not ats[0].named(POSITION)]
+    tables = [p for p, ats in usage.tables.items() if not ats[0].named(POSITION)]
     heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
     usage.tokens = {p for p in tables if p.shape in heads} or set(tables)
     if len(shapes) > 1 and shapes.isdisjoint(heads):
