@@ -84,7 +84,7 @@ LATER = {
     "the roles of 62 architectures": (
         "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
         " _at_layer",
-        "layers/usage.py: _unread _is_parallel",
+        "layers/roles.py: _unread _is_parallel",
         "geometry/views.py: heads",
     ),
     "optimizers by name": (

@@ -15,7 +15,7 @@ from sodaopt.geometry import (
     transposed,
 )
 from sodaopt.geometry.polar import EXACT
-from sodaopt.layers.recipes import PARENT, ROLES
+from sodaopt.layers.roles import PARENT, ROLES
 from tests.layers.support import CONV1D, model, roles
 from tests.support import models
 

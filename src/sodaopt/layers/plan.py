@@ -23,9 +23,8 @@ from sodaopt.core.validation import check_parameter
 from sodaopt.geometry.views import conv, matrix, split, transposed
 from sodaopt.layers.locations import Location, Locations, locate, unwrapped
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
-from sodaopt.layers.roles import HEADS, MATRICES, PARENT, ROLES, TABLES, VECTORS, Choice, classify
+from sodaopt.layers.roles import MATRICES, ROLES, Choice, classify, family, find_usage
 from sodaopt.layers.table import Plan, PlannedParameter
-from sodaopt.layers.usage import find_usage
 
 __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
 
@@ -91,7 +90,7 @@ def _classified(
     """Return every parameter once, with its role, and notes on inferred roles."""
     locations = locate(model)
     users = _match(locations, overrides)
-    heads = {p for p, user in users.items() if user.role in HEADS and p.ndim > 1}
+    heads = {p for p, user in users.items() if family(user.role) == "head" and p.ndim > 1}
     usage = find_usage(model, locations, heads)
     found = [(ats, _chosen(p, classify(ats[0], usage), users[p])) for p, ats in locations.items()]
     if missing := [ats[0] for ats, choice in found if not choice.role]:
@@ -103,15 +102,15 @@ def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
     """Return the user's choice for p, completed by the role and the view that the rules found."""
     if not p.requires_grad or user.role == FROZEN:
         return Choice(FROZEN)
-    if found.role and p.ndim < 2 and user.role not in VECTORS:
-        # lm_head="head" means the weight, not the bias beside it
-        return user._replace(role=found.role, view=None)
     role = user.role or found.role or (CUSTOM if user.method else "")
+    if p.ndim < 2 and family(role) != "vector":
+        role = found.role  # lm_head="head" means the weight, not the bias beside it
+    if family(role) == "vector":
+        return user._replace(role=role, view=None)
     view = found.view
-    if role in VECTORS:
-        view = None
-    elif view is None and role != found.role:  # the rules do not know how it is stored
-        view = transposed if role in TABLES else conv if role == "conv" or p.ndim > 3 else None
+    if view is None and role != found.role:  # the rules do not know how it is stored
+        is_table, is_kernel = family(role) == "embedding", role == "conv" or p.ndim > 3
+        view = transposed if is_table else conv if is_kernel else None
     if isinstance(user.view, split) and user.view.of is matrix and view is not None:
         user = user._replace(view=replace(user.view, of=view))  # blocks of the layer's own view
     return user._replace(role=role, view=user.view or view)
@@ -130,7 +129,7 @@ def _planned(
         return PlannedParameter(name, role, p, tuple(aliases))
     rule = Rule(choice.method) if choice.method else by_role.get(role)
     if rule is None:
-        options = dict.fromkeys((role, PARENT.get(role, role), "rest"))
+        options = dict.fromkeys((role, family(role), "rest"))
         raise ValueError(
             f"the recipe has no rule for {name}, whose role is {role!r}. Add one for "
             + " or ".join(map(repr, options))

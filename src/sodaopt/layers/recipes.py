@@ -13,7 +13,7 @@ from sodaopt._errors import unknown
 from sodaopt._names import every_name, parse
 from sodaopt.core.method import Method
 from sodaopt.geometry import BiasRMS, Sign, Spectral
-from sodaopt.layers.roles import MATRICES, PARENT, ROLES
+from sodaopt.layers.roles import MATRICES, ROLES, family
 from sodaopt.schedules import Coef, uniform
 
 
@@ -68,7 +68,7 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
         raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
     own = {role: _as_rule(role, value) for role, value in recipe.items()}
     rest = own.get("rest")
-    found = {role: own.get(role) or own.get(PARENT.get(role, role), rest) for role in ROLES}
+    found = {role: own.get(role) or own.get(family(role), rest) for role in ROLES}
     return {role: rule for role, rule in found.items() if rule}
 
 
