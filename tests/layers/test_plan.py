@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sodaopt
-from sodaopt import RECIPES, SODA, hidden, plan, views, zoo
+from sodaopt import RECIPES, SODA, hidden, param_groups, plan, views, zoo
 from sodaopt.geometry import (
     Spectral,
     matrix,
@@ -97,7 +97,7 @@ WRONG = {
 def test_wrong_overrides(case: str) -> None:
     overrides, error, match = WRONG[case]
     with pytest.raises(error, match=match):
-        plan(Odd(), **overrides)
+        SODA(param_groups(Odd(), **overrides), 1e-3)
 
 
 def test_wrong_recipes() -> None:

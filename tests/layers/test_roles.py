@@ -137,7 +137,7 @@ def test_hidden_does_not_ask_whether_a_method_fits() -> None:
     net.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     assert hidden(net) == [net[0].weight]
     with pytest.raises(ValueError, match=r"phase.*is complex"):
-        plan(net)
+        SODA(param_groups(net), 1e-3)
 
 
 def only(module: nn.Module) -> list[tuple[str, str]]:
@@ -251,6 +251,13 @@ def test_lora() -> None:
     # Adam for the second factors only
     mine = RECIPES["soda_dagger"] | {"lora_b": zoo.adam()}
     assert {r.geometry for r in plan(net, mine).rows if r.role == "lora_b"} == {"Diagonal"}
+
+
+def test_lora_of_a_convolution() -> None:
+    peft = pytest.importorskip("peft")
+    net = peft.get_peft_model(model("conv_net"), peft.LoraConfig(target_modules=["0"], r=2))
+    found = {row.role: row.geometry for row in plan(net).rows if row.role != "frozen"}
+    assert found == dict.fromkeys(("lora_a", "lora_b"), "Spectral(dense, conv)")
 
 
 def test_classifiers_and_bodies() -> None:

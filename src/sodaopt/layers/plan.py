@@ -19,7 +19,6 @@ from torch import nn
 
 from sodaopt._errors import times, unknown
 from sodaopt.core.method import Method
-from sodaopt.core.validation import check_parameter
 from sodaopt.geometry.views import conv, matrix, split, transposed
 from sodaopt.layers.locations import Location, Locations, locate, unwrapped
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
@@ -52,11 +51,17 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     inferred heads: weight
     """
     by_role, model = rules(recipe), unwrapped(model)
-    found, notes = _classified(model, overrides)
-    rows = tuple(_planned(ats, choice, by_role) for ats, choice in found)
-    notes += [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
+    locations = locate(model)
+    users = _match(locations, overrides)
+    heads = {p for p, user in users.items() if family(user.role) == "head" and p.ndim > 1}
+    usage = find_usage(model, locations, heads)
+    found = {p: _chosen(p, classify(ats[0], usage), users[p]) for p, ats in locations.items()}
+    if missing := [locations[p][0] for p, choice in found.items() if not choice.role]:
+        raise ValueError(_unclear(missing))
+    rows = tuple(_planned(locations[p], choice, by_role) for p, choice in found.items())
+    aliases = [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
     title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
-    return Plan(title, rows, tuple(notes))
+    return Plan(title, rows, (*usage.notes, *aliases))
 
 
 def param_groups(
@@ -80,22 +85,8 @@ def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     >>> [tuple(p.shape) for p in hidden(model)]
     [(32, 8), (32, 32)]
     """
-    found, _ = _classified(unwrapped(model), overrides)
-    return [ats[0].parameter for ats, choice in found if choice.role in MATRICES]
-
-
-def _classified(
-    model: nn.Module, overrides: Mapping[str, Any]
-) -> tuple[list[tuple[list[Location], Choice]], list[str]]:
-    """Return every parameter once, with its role, and notes on inferred roles."""
-    locations = locate(model)
-    users = _match(locations, overrides)
-    heads = {p for p, user in users.items() if family(user.role) == "head" and p.ndim > 1}
-    usage = find_usage(model, locations, heads)
-    found = [(ats, _chosen(p, classify(ats[0], usage), users[p])) for p, ats in locations.items()]
-    if missing := [ats[0] for ats, choice in found if not choice.role]:
-        raise ValueError(_unclear(missing))
-    return found, usage.notes
+    rows = plan(model, "adam", **overrides).rows  # every recipe finds the same roles
+    return [row.parameter for row in rows if row.role in MATRICES]
 
 
 def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
@@ -134,12 +125,10 @@ def _planned(
             f"the recipe has no rule for {name}, whose role is {role!r}. Add one for "
             + " or ".join(map(repr, options))
         )
-    method, factor = rule
+    method = rule.method
     if choice.view is not None:
         method = replace(method, geometry=method.geometry.with_view(choice.view))
-    if choice.lr_factor is not None:
-        factor = choice.lr_factor
-    check_parameter(name, p, method, set())
+    factor = rule.lr_factor if choice.lr_factor is None else choice.lr_factor
     return PlannedParameter(name, role, p, tuple(aliases), method, factor)
 
 
@@ -203,9 +192,8 @@ def _unclear(locations: list[Location]) -> str:
     for at in locations:
         pattern = re.sub(r"\b\d+\b", r"\\d+", re.escape(at.name))
         which = f"{at.name} ({times(at.shape)}) of {type(at.module).__name__}"
-        guess = GUESSES[min(len(at.shape), 4)]
-        example = f'  {which}, which may be\n    **{{r"^{pattern}$": {guess}}}\n'
-        examples.setdefault(pattern, example)
+        guess = f'**{{r"^{pattern}$": {GUESSES[min(len(at.shape), 4)]}}}'
+        examples.setdefault(pattern, f"  {which}, which may be\n    {guess}\n")
     return (
         f"cannot tell the role of {len(locations)} parameter{'s' * (len(locations) > 1)}:\n"
         + "".join(examples.values())

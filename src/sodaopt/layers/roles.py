@@ -116,7 +116,7 @@ def classify(at: Location, usage: Usage) -> Choice:
 
 
 def _dense(at: Location) -> View:
-    return at.linear() or matrix
+    return at.linear() or at.kernel() or matrix
 
 
 def _rows(at: Location) -> View | bool:

@@ -26,7 +26,7 @@ class PlannedParameter:
     name, aliases: its first name in the model, and the names of its other owners.
     role: the role that the plan found, or that an override gave.
     parameter: the parameter itself.
-    method, lr_factor: the rule of the role. Without an lr_factor, the factor is 1.
+    method, lr_factor: the rule of the role.
     """
 
     name: str
@@ -34,7 +34,7 @@ class PlannedParameter:
     parameter: nn.Parameter = field(repr=False)
     aliases: tuple[str, ...] = ()
     method: Method | None = field(default=None, repr=False)
-    lr_factor: float | None = None
+    lr_factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,8 +72,7 @@ class Plan:
         merged: dict[tuple[Method, float], list[PlannedParameter]] = {}
         for row in self.rows:
             if row.method is not None:
-                factor = 1.0 if row.lr_factor is None else row.lr_factor
-                merged.setdefault((row.method, factor), []).append(row)
+                merged.setdefault((row.method, row.lr_factor), []).append(row)
         groups: list[dict[str, Any]] = []
         for (method, factor), rows in merged.items():
             name = "+".join(dict.fromkeys(row.role for row in rows))
@@ -115,7 +114,7 @@ def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
         row.method.name if row.method else "",
         row.geometry,
         _number(row.radius),
-        _number(row.lr_factor),
+        _number(row.lr_factor) if row.method else "",
     )
 
 
