@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sodaopt._errors import times
 from sodaopt.core.optimizer import SODA
 from sodaopt.layers.table import aligned
 from sodaopt.parallel import sharded
@@ -39,7 +38,8 @@ class ParameterBytes:
     def cells(self, kinds: list[str]) -> list[str]:
         """The row of the printed table, with these kinds of state."""
         sizes = [self.weight, self.gradient, *(self.state.get(k, 0) for k in kinds)]
-        return [size(n) or "-" for n in (*sizes, sum(self.state.values()))]
+        shown = [size(n) or "-" for n in (*sizes, sum(self.state.values()))]
+        return [self.name, "x".join(map(str, self.shape)), *shown]
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,11 @@ class Memory:
 
     def __str__(self) -> str:
         weights, gradients = (sum(getattr(r, n) for r in self.rows) for n in ("weight", "gradient"))
-        every = ParameterBytes("", (), weights, gradients, self.state())
+        every = ParameterBytes(f"all {len(self.rows)}", (), weights, gradients, self.state())
         kinds = [k for k, n in every.state.items() if n >= 1000] or list(every.state)
         largest = sorted(self.rows, key=lambda r: -r.weight)[:SHOWN]
         lines = [["parameter", "shape", "weights", "gradient", *kinds, "state"]]
-        lines += [[row.name, times(row.shape), *row.cells(kinds)] for row in largest]
-        lines.append([f"all {len(self.rows)}", "", *every.cells(kinds)])
+        lines += [row.cells(kinds) for row in (*largest, every)]
         how = "predicted on the meta device" if self.predicted else "counted"
         share = self.total() / weights if weights else 0.0
         return "\n".join([*aligned(lines), f"state {share:.2f} x weights, {how}"])

@@ -25,7 +25,6 @@ from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transpos
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PARALLEL = (nn.DataParallel, DistributedDataParallel)
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +62,10 @@ class Location:
         for parent, child in zip(self.modules, self.modules[1:], strict=False):
             if "attention" in type(parent).__name__.lower():
                 return True
-            if child is self.module or isinstance(child, CONTAINERS):
-                continue
+            container = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
             similar = sum(type(m) is type(child) for m in parent.children())
-            if isinstance(parent, nn.ModuleList) or similar > 2:
+            in_list = isinstance(parent, nn.ModuleList) or similar > 2
+            if in_list and not container and child is not self.module:
                 return True
         return False
 

@@ -67,8 +67,7 @@ def rules(recipe: str | Recipe) -> dict[str, Rule]:
     if not isinstance(recipe, Mapping):
         raise TypeError(f"a recipe is a name such as 'muon' or a dict of roles, got {recipe!r}")
     own = {role: _as_rule(role, value) for role, value in recipe.items()}
-    rest = own.get("rest")
-    found = {role: own.get(role) or own.get(family(role), rest) for role in ROLES}
+    found = {r: own.get(r) or own.get(family(r)) or own.get("rest") for r in ROLES}
     return {role: rule for role, rule in found.items() if rule}
 
 

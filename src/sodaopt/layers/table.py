@@ -99,8 +99,7 @@ class Plan:
         text = f"{len(self.rows)} parameters, {numbers:,} numbers"
         return text + (f" ({frozen:,} of them frozen)" if frozen else "")
 
-    def __str__(self) -> str:
-        return self.table()
+    __str__ = table
 
 
 def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
