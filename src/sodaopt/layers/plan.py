@@ -144,17 +144,17 @@ def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parame
     names = [(at.name, p) for p, ats in locations.items() for at in ats]
     for pattern, value in overrides.items():
         choice = _parse(pattern, value)
-        matched = [p for name, p in names if re.search(pattern, name)]
+        matched = {p: choice for name, p in names if re.search(pattern, name)}
         if not matched:
             parts = {part for name, _ in names for part in name.split(".") if not part.isdigit()}
             near = unknown("argument or pattern", pattern, parts)
             raise ValueError(f"no parameter matches: {near}")
-        if found.keys() >= set(matched):
+        if found.keys() >= matched.keys():
             raise ValueError(
                 f"the pattern {pattern!r} has no effect: earlier patterns match all of its "
                 "parameters. Put it first."
             )
-        found = dict.fromkeys(matched, choice) | found
+        found = matched | found
     return dict.fromkeys(locations, Choice()) | found
 
 

@@ -176,11 +176,9 @@ def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter])
 
 def _declared(models: list[Any], locations: Locations) -> set[nn.Parameter]:
     """Return the weights of the layers that transformers models declare as their output."""
-    found: list[Any] = []
-    for m in models:
-        layer = m.get_output_embeddings()
-        found += layer if isinstance(layer, nn.ModuleList) else [layer]
-    weights = (getattr(layer, "weight", None) for layer in found)
+    layers = [m.get_output_embeddings() for m in models]
+    several = [head for layer in layers if isinstance(layer, nn.ModuleList) for head in layer]
+    weights = (getattr(layer, "weight", None) for layer in (*layers, *several))
     return {w for w in weights if w in locations and w.ndim == 2}
 
 
@@ -214,9 +212,9 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
 
 def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
     """Whether it is a linear layer that may be the last: in no body and no repeated block."""
-    linear = at.attribute == "weight" and at.linear() is not None
-    inner = at.is_repeated() or not bodies.isdisjoint(at.modules)
-    return linear and not (inner or at.is_router())
+    if at.attribute != "weight" or at.linear() is None or at.is_router():
+        return False
+    return bodies.isdisjoint(at.modules) and not at.is_repeated()
 
 
 def _unread(

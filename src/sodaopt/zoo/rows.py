@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from sodaopt import schedules
 from sodaopt._errors import number
 from sodaopt.core.method import Method, decayed, row, soda
 from sodaopt.geometry.kronecker import Kronecker
@@ -14,7 +13,7 @@ from sodaopt.geometry.maps import Ball, Diagonal, Geometry, MultiNorm, Sharp
 from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
 from sodaopt.geometry.scales import Scale, original, unit
-from sodaopt.schedules import Coef, debias, first, times, uniform
+from sodaopt.schedules import Coef, debias, first, lr, over, times, uniform
 from sodaopt.zoo.coefficients import mass, nadam_alpha_bar, nadam_gamma
 
 Betas: TypeAlias = tuple[float, float]
@@ -40,7 +39,7 @@ def sgd(momentum: float = 0.0) -> Method:
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.sgd(momentum=0.9))
     """
     alpha = 1 - _beta("momentum", momentum)
-    return Method(Sharp(Euclidean()), alpha=alpha, gamma=times(1 / alpha, schedules.lr))
+    return Method(Sharp(Euclidean()), alpha=alpha, gamma=times(1 / alpha, lr))
 
 
 @row
@@ -129,8 +128,8 @@ def simplified_ademamix(
     return Method(
         Diagonal(debias(betas[1]), eps),
         alpha=debias(betas[0]),
-        alpha_bar=schedules.over(alpha, total),
-        gamma=times(schedules.lr, total),
+        alpha_bar=over(alpha, total),
+        gamma=times(lr, total),
     )
 
 
@@ -261,4 +260,4 @@ def frank_wolfe(norm: Norm = EUCLIDEAN, radius: float = 1.0, alpha: float = 1.0)
 
     >>> opt = SODA(model.parameters(), lr=0.01, method=zoo.frank_wolfe(radius=10.0))
     """
-    return Method(Ball(norm, radius), alpha=alpha, lam=schedules.lr, gamma=1.0, centre="origin")
+    return Method(Ball(norm, radius), alpha=alpha, lam=lr, gamma=1.0, centre="origin")
