@@ -44,8 +44,7 @@ def test_all_promised_rows_are_there() -> None:
 @pytest.mark.parametrize("method", {**ROWS, **SODAS}.values(), ids={**ROWS, **SODAS})
 def test_trains(method: Method) -> None:
     """At some learning rate of a coarse grid, 60 steps lower the loss by a tenth at least."""
-    losses = {}
-    for lr in (0.3, 0.1, 0.03, 0.01, 0.001):
+    for lr in (0.03, 0.1, 0.3, 0.01, 0.001):
         weights = network(torch.float32)
         first = backward(weights)
         opt = SODA(weights, lr, method)
@@ -53,8 +52,9 @@ def test_trains(method: Method) -> None:
             backward(weights)
             opt.step()
         opt.eval()
-        losses[lr] = backward(weights)
-    assert min(losses.values()) < 0.9 * first
+        if backward(weights) < 0.9 * first:
+            return
+    pytest.fail("no learning rate lowers the loss")
 
 
 @pytest.mark.parametrize("method", {**ROWS, **SODAS}.values(), ids={**ROWS, **SODAS})

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["few", pytest.param("rest", marks=pytest.mark.slow)])
 def test_interpreted(which: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.interpreted", which],

@@ -306,7 +306,8 @@ def test_another_method_is_refused(form: str, tmp_path: Path) -> None:
 
 # -- on two ranks ---------------------------------------------------------------------------------
 
-RESHARDED = ("adamw", "soda_dagger", "schedule_free", "shampoo")
+# In "flat" form, a state has the same tensors: one method is enough for the nested one.
+RESHARDED = {"soda_dagger": (False, True), "schedule_free": (True,), "shampoo": (True,)}
 
 
 def sharded_run(name: str) -> tuple[nn.Module, SODA]:
@@ -398,7 +399,7 @@ def swapped(where: Path, name: str, flat: bool) -> None:
 
 def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
     for name in RESHARDED:
-        for flat in (False, True):
+        for flat in RESHARDED[name]:
             for f in (narrowed, widened, untouched, swapped):
                 yield f, (name, flat)
             for broadcast in (False, True):

@@ -661,6 +661,10 @@ ROWS = {
 
 OTHERS = tuple(name for name in WRAPPERS if name != "SODAWrapper")
 
+# Each anchor, in one of the dtypes: the copies have their own one, or the parameter's.
+SHARDED = ("clone, bf16", "clone fp32, bf16", "bf16, fp32", "cpu, bf16", "auto, fp32",
+           "file, bf16", "seed, fp32", "seed, bf16")  # fmt: skip
+
 # The rows where a name takes another path than SODAWrapper on float64 parameters with a clone.
 MORE: dict[str, tuple[str, ...]] = {
     # each wrapper restarts or averages by itself, and keeps tensors of its own
@@ -677,7 +681,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "DCP": ("ScheduleFree", "auto, fp32", "seed, fp32", "clone, bf16"),
     "torchtitan": ("ScheduleFree", "bf16, fp32", "file, fp32", "seed, bf16"),
     # shards of every kind of state. In 16 bits the rounding depends on the element
-    "FSDP2": (*OTHERS, *ANCHORED),
+    "FSDP2": (*OTHERS, *SHARDED),
     "accelerate FSDP2 swap": ("file, fp32", "seed, fp32", "clone, bf16"),
     "DDP and ZeroRedundancyOptimizer": ("ScheduleFree", "clone, bf16"),
     "torch.compile": ("ScheduleFree", "Lookahead", "clone, bf16"),

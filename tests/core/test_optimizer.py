@@ -76,9 +76,13 @@ def assert_bitwise(a: list[Any], b: list[Any]) -> None:
 # -- the five lines -------------------------------------------------------------------------------
 
 
-@methods
-@pytest.mark.parametrize("foreach", [None, False])
-def test_equals_the_reference(method: Method, foreach: bool | None) -> None:
+# One parameter at a time, a geometry gets the same tensors, so the maps need no second test.
+FOREACH = [(name, None) for name in METHODS] + [(name, False) for name in (*ROWS, *GRID)]
+
+
+@pytest.mark.parametrize(("name", "foreach"), FOREACH)
+def test_equals_the_reference(name: str, foreach: bool | None) -> None:
+    method = METHODS[name]
     ours, points = network(), [reference(method, w, 12) for w in network()]
     opt = SODA(ours, 0.03, method, foreach=foreach)
     feed(opt, ours, range(12))
@@ -133,11 +137,7 @@ def through_a_file(state: Any) -> Any:
 
 # The anchored rows and the maps keep the same kinds of state as the rows and the grid.
 PRECISIONS = [(name, torch.bfloat16) for name in (*ROWS, *GRID) if name not in FEW]
-PRECISIONS += [
-    (name, dtype)
-    for name in FEW
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-]
+PRECISIONS += [(name, dtype) for name in FEW for dtype in (torch.float32, torch.float16)]
 
 
 @pytest.mark.parametrize(("name", "dtype"), PRECISIONS, ids=str)
@@ -161,7 +161,7 @@ def test_resume_is_bitwise(name: str, dtype: torch.dtype) -> None:
         assert all(opt.state[p][n].dtype == fresh.state[q][n].dtype for n in opt.state[p])
 
 
-@methods
+@few
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 def test_copies_go_on_alike(method: Method, how: Callable[[Any], Any]) -> None:
     weights = network()
@@ -573,7 +573,7 @@ def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
 @pytest.mark.slow
 def test_the_pull_survives_bf16() -> None:
     """5,000 steps land within 1 % of the exact pull in the mean. Plain rounding loses 98 %."""
-    z0 = torch.linspace(0.5, 3, 4_000).bfloat16()
+    z0 = torch.linspace(0.5, 3, 1_000).bfloat16()
     wanted = 1 - 1001 / 6001
     assert pulled(z0.double()) == pytest.approx(wanted, rel=1e-9)
     assert pulled(z0) == pytest.approx(wanted, rel=0.01)

@@ -4,9 +4,9 @@ import gzip
 import lzma
 import resource
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ import zstandard
 from sodaopt.lab.data import DataError, build, command, corpus, open_data, prepare, texts
 from sodaopt.lab.data import tokenizer as tokenizers
 from sodaopt.lab.data.shards import open_shard
+from tests.support.lab_jobs import begin, context, start_forkserver
 from tests.support.lab_texts import DOCUMENTS, EOT, call, content, noise
 
 SMALL = tokenizers.ASSETS / "tokenizer.json"
@@ -269,75 +270,78 @@ def test_force_replaces_a_data_set(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "out"]
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-from sodaopt.lab.data import build, prepare
-out, stop = Path(sys.argv[2]), sys.argv[3]
-def halt(name):
-    if name == stop:
-        print("there", flush=True)
-        time.sleep(60)
-write, atomically = build.write_shard, build.write_atomically
-def shard(path, ids):
-    halt(path.name)
-    return write(path, ids)
-def text(path, parts):
-    halt(path.name)
-    return atomically(path, parts)
-build.write_shard, build.write_atomically = shard, text
-options = prepare.PrepareOptions([Path(sys.argv[1])], out, vocab=300, shard_tokens=500)
-print("encoding" if stop == "encoding" else "", flush=True)
-prepare.prepare(options, tell=lambda n: halt("encoding"))
-"""
+def prepared_until(stop, path, out, reached):
+    """Prepare a data set, and halt before a file is written or while the text is encoded."""
+
+    def halt(name):
+        if name == stop:
+            reached.touch()
+            time.sleep(60)
+
+    write, atomically = build.write_shard, build.write_atomically
+
+    def shard(path, ids):
+        halt(path.name)
+        return write(path, ids)
+
+    def text(path, parts):
+        halt(path.name)
+        return atomically(path, parts)
+
+    build.write_shard, build.write_atomically = shard, text
+    options = prepare.PrepareOptions([path], out, vocab=300, shard_tokens=500)
+    prepare.prepare(options, tell=lambda n: halt("encoding"))
 
 
 @pytest.mark.parametrize("stop", ["encoding", "meta.json"])
 def test_killed_half_way_leaves_nothing_and_a_rerun_works(stop, tmp_path):
-    path, out = tmp_path / "a.txt", tmp_path / "out"
+    work, reached = tmp_path / "work", tmp_path / "reached"
+    work.mkdir()
+    path, out = work / "a.txt", work / "out"
     path.write_bytes(content("txt", DOCUMENTS))
-    command = [sys.executable, "-c", SCRIPT, path, out, stop]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while process.stdout.readline().strip() != "there":
-            assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-    left = [p for p in tmp_path.iterdir() if p != path]
+    start_forkserver()
+    process = context.Process(target=prepared_until, args=(stop, path, out, reached))
+    process.start()
+    while not reached.exists():
+        assert process.is_alive()
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    left = [p for p in work.iterdir() if p != path]
     assert len(left) == 1, "the folder it was writing"
     assert not out.exists()
     for folder in left:
         with pytest.raises(DataError, match="partial output"):
             open_data(str(folder))
     with pytest.raises(DataError, match="unknown data set 'out'"):
-        open_data("out", tmp_path)
+        open_data("out", work)
     data = prepare.prepare(prepare.PrepareOptions([path], out, vocab=300, val_fraction=0.1))
     assert sorted(documents_of(data)) == sorted(DOCUMENTS)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "out"], "the rest is swept"
+    assert sorted(p.name for p in work.iterdir()) == ["a.txt", "out"], "the rest is swept"
+
+
+def limited(limit):
+    sys.dont_write_bytecode = True  # a cut file of bytecode would stay
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 @pytest.mark.parametrize("file", ["ids", "shard"])
-def test_a_full_disk_leaves_nothing(file, tmp_path):
+def test_a_full_disk_leaves_nothing(file, tmp_path, monkeypatch):
     """No file may grow beyond a limit, as if the disk were full. Each file is the first for one."""
-    path, out = tmp_path / "a.txt", tmp_path / "out"
+    work = tmp_path / "work"
+    work.mkdir()
+    path, out = work / "a.txt", work / "out"
     path.write_bytes(content("txt", DOCUMENTS))
     size = 2 * sum(len(tokenizers.load(str(SMALL)).encode(text)) + 1 for text in DOCUMENTS)
     limit = {"ids": size - 100, "shard": size + 100}[file]
-
-    def limited():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    arguments = ["prepare", path, "--tokenizer", SMALL, "--val-fraction", "0.1", "--out", out]
-    code = "import sys, tyro; from sodaopt.lab.data.command import Data; "
-    code += "sys.exit(tyro.cli(Data, args=sys.argv[1:]).run())"
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", code, *map(str, arguments)],
-        preexec_fn=limited,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "File too large" in done.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+    arguments = ["data", "prepare", path, "--tokenizer", SMALL, "--val-fraction", "0.1"]
+    monkeypatch.chdir(tmp_path)  # the output of the command goes there
+    start_forkserver()
+    ended = begin([*map(str, arguments), "--out", str(out)], partial(limited, limit))
+    assert ended.end() == 2, ended.output
+    assert "File too large" in ended.output
+    assert [p.name for p in work.iterdir()] == ["a.txt"]
 
 
 # Info

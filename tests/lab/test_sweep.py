@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -606,17 +605,6 @@ def test_a_run_that_diverged_started_again(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.count("diverged: the ") == 1
     assert cli.main(arguments) == 1
     assert "a has already ended: diverged: the " in capsys.readouterr().out
-
-
-def test_a_reader_that_leaves() -> None:
-    """`sodaopt reproduce --list | head -1` ends without a word."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "sodaopt.cli", "reproduce", "--list"]
-    where = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=where, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 # -- stop and go on -------------------------------------------------------------------------------
 
-OPTIMIZERS = ["adamw", "muon", "soda_dagger", "soda(muon)", "schedule_free(adamw)", "gpa(muon)",
-              "lookahead(muon)", "snoo(adamw)"]  # fmt: skip
+# torch's, ours, a wrapper that averages, and one that steps back after several steps
+OPTIMIZERS = ["adamw", "soda_dagger", "schedule_free(adamw)", "lookahead(muon)"]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

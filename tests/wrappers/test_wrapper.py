@@ -12,7 +12,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def assert_bitwise(a: Any, b: Any) -> None:
 
 
 def every_class() -> Iterator[Any]:
-    """The classes of pytorch_optimizer are many, and together they take half a minute."""
+    """The classes of pytorch_optimizer are many, and together they take some seconds."""
     for name, cls in bases.installed().items():
         marks = [pytest.mark.slow] if name.startswith("pytorch_optimizer") else []
         yield pytest.param(cls, id=name, marks=marks)
@@ -103,14 +103,19 @@ def every_class() -> Iterator[Any]:
 classes = pytest.mark.parametrize("cls", list(every_class()))
 
 
+# The page has more. Some classes do something else at each tenth step, and none later than that.
+STEPS = 13
+
+
 @cache
 def verdict(cls: type[Optimizer]) -> str:
-    return bases.verdict(cls)
+    return bases.verdict(cls, STEPS)
 
 
 @classes
-def test_algorithm_1(cls: type[Optimizer]) -> None:
+def test_algorithm_1(cls: type[Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
     """x <- (1 - 1/(k+2)) x + z0/(k+2) + BaseUpdate, with the base run apart at the same x."""
+    monkeypatch.setattr(bases, "deltas", partial(bases.deltas, steps=STEPS))
     assert (bases.name(cls) in NON_READERS) == (bases.probe(cls) is False)
     found = verdict(cls)
     if found.startswith("not run"):
@@ -487,18 +492,16 @@ def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> N
     "make",
     [
         lambda ps: adamw(ps, lr=1e-3, fused=True),
-        lambda ps: adamw(ps, lr=1e-3, foreach=True),
-        lambda ps: SGD(ps, lr=1e-3),
         lambda ps: torch.optim.Adafactor(ps, lr=1e-3),
     ],
-    ids=["AdamW fused", "AdamW foreach", "SGD", "reads"],
+    ids=["AdamW", "reads"],
 )
 def test_16_bit_parameters_land_where_fp32_does(make: Make) -> None:
-    """2,000 steps within 3 % of the fp32 displacement, where pull-first in 16 bits keeps little.
+    """500 steps within 3 % of the fp32 displacement, where pull-first in 16 bits keeps little.
 
     With AdamW's own defaults: its second moment would stall in 16 bits, and in fp16 be zero.
     """
-    n, steps = 2048, 2000
+    n, steps = 2048, 500
     gradients = [(1, 0), (3e-4, 1e-3)]  # mean and deviation
     cases = [(d, *g) for d in (torch.bfloat16, torch.float16) for g in gradients]
     rng = torch.Generator().manual_seed(0)
