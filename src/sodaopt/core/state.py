@@ -161,6 +161,7 @@ class StatefulOptimizer(Watched):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
+            _warn_of_settings(state["param_groups"])
             for p, loaded in state["state"].items():
                 is_param = isinstance(p, Tensor)  # the user may store state under other keys
                 state["state"][p] = self._release(p, loaded.state) if is_param else loaded.state
@@ -183,32 +184,18 @@ class StatefulOptimizer(Watched):
                         f"{saved[name]!r}: build the optimizer with the settings of the "
                         "checkpoint, and its groups in the same order"
                     )
-        if not all("settings" in theirs for theirs in groups):
-            warnings.warn(
-                "the state to load does not say its method's settings (version 0.1 did not save "
-                "them): make sure that they are this optimizer's",
-                stacklevel=2,
-            )
 
     def _release(self, p: Any, loaded: dict[str, Any]) -> State:
         """Return the loaded state of p, with the dtypes and devices of this optimizer."""
         ours = self.state.get(p, {})
         if missing := sorted(set(ours) - set(loaded)):
-            why = (
-                "it was written by another method"
-                if loaded
-                else "parameters were replaced after the optimizer was built, so call its "
-                "state_dict() once before loading"
-            )
             raise ValueError(
                 f"the state to load has no {', '.join(missing)} for a parameter of shape "
-                f"{times(p.shape)}: {why}"
+                f"{times(p.shape)}: another method wrote it, or parameters were replaced after the "
+                "optimizer was built. In that case call its state_dict() once before loading"
             )
-        for name, mine in ours.items():
-            if name != "z0":
-                check_shape(name, getattr(loaded[name], "shape", ()), mine.shape)
         return {
-            name: self.anchor.restore(v, p) if name == "z0" else _cast(v, ours.get(name), p)
+            name: self.anchor.restore(v, p) if name == "z0" else _cast(name, v, ours.get(name), p)
             for name, v in loaded.items()
         }
 
@@ -258,8 +245,19 @@ def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     return state_dict | {"state": {k: _Shielded(s) for k, s in state_dict["state"].items()}}
 
 
-def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
+def _warn_of_settings(groups: list[dict[str, Any]]) -> None:
+    if not all("settings" in group for group in groups):
+        warnings.warn(
+            "the state to load does not say its method's settings (version 0.1 did not save "
+            "them): make sure that they are this optimizer's",
+            stacklevel=2,
+        )
+
+
+def _cast(name: str, v: Any, ours: Tensor | None, p: Tensor) -> Any:
     """Copy a loaded value into the dtype and device of this optimizer's own."""
+    if ours is not None:
+        check_shape(name, getattr(v, "shape", ()), ours.shape)
     if not isinstance(v, Tensor):
         return copy.deepcopy(v)
     if ours is None:
