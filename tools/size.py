@@ -42,7 +42,7 @@ LATER = {
         "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
         " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
         "geometry/kronecker.py: Kronecker.exchanged",
-        "core/update.py: Bucket.release inputs",
+        "core/update.py: Bucket.release inputs check_shardable",
         "parallel/sharded.py: place",
     ),
     "the spectral step by kernels before the products, and Gram products": (
@@ -54,9 +54,10 @@ LATER = {
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
         "core/compiled.py",
-        "core/optimizer.py: SODA._inputs SODA._step SODA._step_supports_amp_scaling"
-        " SODA.__setstate__",
-        "core/validation.py: check_capturable",
+        "core/optimizer.py: SODA._repeated SODA._inputs SODA._step"
+        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
+        "core/fused.py: Fused._are_filled _scaled _copy_tensors",
+        "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: number",
     ),
     "diagnostics of SODA, and by parameter or label": (
@@ -67,16 +68,21 @@ LATER = {
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
     "state of another wrapper, optimizer or model is refused": (
         "_errors.py: check_shape",
+        "core/state.py: _warn_of_settings",
         "wrappers/known_bases.py: check_moments",
         "wrappers/live.py: LiveOptimizer._check_kind LiveOptimizer.__init_subclass__",
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
+    "hyperparameters in a group of SODA are refused at a step too": (
+        "core/optimizer.py: SODA._check_groups",
+    ),
+    "a pull that does not scale the update": ("core/method.py: Method._check_full_step",),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
     "steps that are counted by group": (
         "core/method.py: Method._counts_by_group",
-        "core/optimizer.py: SODA._leader",
+        "core/optimizer.py: SODA._catch_up",
     ),
     "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
     "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),

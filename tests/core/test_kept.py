@@ -93,6 +93,6 @@ def test_an_empty_parameter() -> None:
     for p in weights:
         p.grad = torch.ones_like(p)
     opt.step()
-    _, buckets = opt._kept
+    buckets = opt._kept[1]
     opt.step()
     assert [id(b) for b in opt._kept[1]] == [id(b) for b in buckets]

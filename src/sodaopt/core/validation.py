@@ -116,6 +116,13 @@ def check_capturable(method: Method, where: str) -> None:
         ) from e
 
 
+def unreadable(label: str) -> RuntimeError:
+    return RuntimeError(
+        f"capturable=True steps by kernels, which cannot read {label}: it must be a contiguous "
+        "fp32, bf16 or fp16 tensor on a GPU"
+    )
+
+
 def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
