@@ -61,7 +61,8 @@ LATER = {
         "backends/triton/tables.py: number",
     ),
     "diagnostics of SODA, and by parameter or label": (
-        "core/diagnostics.py: Watched._pulls Watched._counters _mean _angle _names",
+        "core/diagnostics.py: Watched._pulls Watched._counters Measured._of_update"
+        " _sums_of_update _mean _names",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from sodaopt.anchors import Source, value
 from sodaopt.parallel import sharded
 
-SUMS = ("weight", "distance", "gradient", "step", "update", "pull", "product")
+SUMS = ("weight", "distance", "step", "pull", "gradient", "update", "product")
 """Squared lengths, and the scalar product of update and pull."""
 Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 
@@ -67,10 +67,19 @@ class Measured:
         if not pulled:
             row["distance"] = math.nan  # there is no z0
         if "step" in found:
-            row["update_rms"] = length["update"] / math.sqrt(sum(n for n, *_ in self.params))
             row["share"] = ratio(length["pull"], length["step"])
-            row["angle"] = _angle(found["product"], length["update"] * length["pull"])
+            row |= self._of_update(found, length)
         return row
+
+    def _of_update(self, found: dict[str, float], length: dict[str, float]) -> dict[str, float]:
+        """Return the root mean square of the update, and its angle to the pull in degrees.
+
+        The angle is nan if one of the two is zero.
+        """
+        rms = length["update"] / math.sqrt(sum(n for n, *_ in self.params))
+        lengths = length["update"] * length["pull"]
+        cosine = max(-1.0, min(1.0, found["product"] / lengths)) if lengths else math.nan
+        return {"update_rms": rms, "angle": math.degrees(math.acos(cosine))}
 
 
 def _mean(pairs: Sequence[tuple[float, int]]) -> float:
@@ -85,21 +94,17 @@ def ratio(a: float, b: float) -> float:
     return a / b if b else math.inf if a else 0.0
 
 
-def _angle(product: float, lengths: float) -> float:
-    """Return the angle in degrees, or nan if one of the two is zero."""
-    return math.degrees(math.acos(max(-1.0, min(1.0, product / lengths)))) if lengths else math.nan
-
-
 def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     """Return the sums of a step of this rank's shard, which was x before it."""
     x = x.float()
     step = sharded.local(p).detach().float() - x
-    gradient = sharded.local_like(p.grad, p).float()
     pulled = (value(pull.z0, x) - x) * pull.lam
-    update = step - pulled
-    product = (update * pulled).sum()
-    lengths = [_square(t) for t in (gradient, step, update, pulled)]
-    return torch.stack([*lengths, product])
+    return torch.stack([_square(step), _square(pulled), *_sums_of_update(p, step, pulled)])
+
+
+def _sums_of_update(p: Tensor, step: Tensor, pulled: Tensor) -> list[Tensor]:
+    gradient, update = sharded.local_like(p.grad, p).float(), step - pulled
+    return [_square(gradient), _square(update), (update * pulled).sum()]
 
 
 def _square(t: Tensor) -> Tensor:
