@@ -20,9 +20,8 @@ each = pytest.mark.parametrize("entry", [one(entry) for entry in ENTRIES])
 
 @pytest.mark.slow
 @each
-@pytest.mark.parametrize("foreach", [None, False])
-def test_equal(entry: Theirs, foreach: bool | None) -> None:
-    assert compare(entry, foreach=foreach) <= entry.tol
+def test_equal(entry: Theirs) -> None:
+    assert compare(entry) <= entry.tol
 
 
 @each

@@ -77,10 +77,9 @@ def assert_bitwise(a: list[Any], b: list[Any]) -> None:
 
 
 @methods
-@pytest.mark.parametrize("foreach", [None, False])
-def test_equals_the_reference(method: Method, foreach: bool | None) -> None:
+def test_equals_the_reference(method: Method) -> None:
     ours, points = network(), [reference(method, w, 12) for w in network()]
-    opt = SODA(ours, 0.03, method, foreach=foreach)
+    opt = SODA(ours, 0.03, method)
     feed(opt, ours, range(12))
     assert_close(ours, [p.y for p in points])
     opt.eval()

@@ -64,7 +64,6 @@ class SODA(StatefulOptimizer):
     params: parameters, (name, parameter) pairs, or groups such as `param_groups` returns.
     lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
-    foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
     capturable: keep k and the coefficients on the device, so that a CUDA graph may capture step()
     after a first step outside the graph, and torch.compile makes it one operator. lr is then a
@@ -87,7 +86,6 @@ class SODA(StatefulOptimizer):
         lr: float | Tensor | None = None,
         method: Method | str | None = None,
         *,
-        foreach: bool | None = None,
         maximize: bool = False,
         capturable: bool = False,
         seed: int = 0,
@@ -107,7 +105,6 @@ class SODA(StatefulOptimizer):
         defaults = {
             "lr": lr,
             "method": None if method is None else self._register(method),
-            "foreach": foreach,
             "maximize": maximize,
             "seed": seed,
             "train_mode": True,
@@ -199,8 +196,7 @@ class SODA(StatefulOptimizer):
         found: list[Any] = []
         first, state = None, self.state
         for group in self.param_groups:
-            options = group["method"], group["foreach"], group["maximize"], group["seed"]
-            found.append((id(group), *options))
+            found.append((id(group), group["method"], group["maximize"], group["seed"]))
             for p in group["params"]:
                 g: Any = p.grad
                 s: Any = state.get(p)
@@ -239,9 +235,8 @@ class SODA(StatefulOptimizer):
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
                 kernel = self._kernel(method._kernel if ranks is None else None, p, s, z0)
-                alone = j if group["foreach"] is False else None
                 counts = tuple(float(s[name]) for name in ("step", *method.memory))
-                key = n, sharded.is_sharded(p), ranks, kernel, p.dtype, p.device, counts, alone
+                key = n, sharded.is_sharded(p), ranks, kernel, p.dtype, p.device, counts
                 members.setdefault(key, []).append((p, s, j, z0))
         return [self._bucket(its, *key[:4]) for key, its in members.items()]
 

@@ -15,7 +15,7 @@ from sodaopt._errors import times
 from sodaopt.core.method import ROWS, Method
 
 KNOWN = {
-    "params", "lr", "lr_factor", "method", "settings", "foreach", "maximize", "seed", "train_mode",
+    "params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode",
 }  # fmt: skip
 """The keys of a group. A key that is close to one of these is a typing error."""
 
