@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,9 +72,7 @@ class StatefulOptimizer(Watched):
     def _register(self, method: Method | str) -> str:
         """Return the name under which a group finds its method: groups hold plain values only."""
         if isinstance(method, str):
-            if method in self.methods:
-                return method
-            method = named(method)
+            method = self.methods.get(method) or named(method)
         if not isinstance(method, Method):
             raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
         name, n = method.name, 1
@@ -137,9 +135,9 @@ class StatefulOptimizer(Watched):
         self._adopt()
         found: dict[str, Any] = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
-        for n, s in found["state"].items():
-            if isinstance(s, dict) and "z0" in s and isinstance(n, int):
-                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
+        for n, p in enumerate(params):
+            if "z0" in (s := found["state"].get(n, {})):
+                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], p)}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -234,15 +232,10 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         sharded.exchange(p, s["x"])
 
 
-@dataclass
-class _Shielded:
-    """A parameter's state that torch's load_state_dict does not see, and so does not cast."""
-
-    state: Any
-
-
 def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    return state_dict | {"state": {k: _Shielded(s) for k, s in state_dict["state"].items()}}
+    """Hide each parameter's state from torch's load_state_dict, which would cast it."""
+    hidden = {k: SimpleNamespace(state=s) for k, s in state_dict["state"].items()}
+    return state_dict | {"state": hidden}
 
 
 def _warn_of_settings(groups: list[dict[str, Any]]) -> None:
