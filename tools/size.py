@@ -56,7 +56,7 @@ LATER = {
         "core/compiled.py",
         "core/optimizer.py: SODA._repeated SODA._inputs SODA._step"
         " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
-        "core/fused.py: Fused._are_filled _scaled _copy_tensors",
+        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: number",
     ),

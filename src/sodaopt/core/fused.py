@@ -24,7 +24,6 @@ from sodaopt.core.update import Bucket
 from sodaopt.geometry import State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.parallel import sharded
-from sodaopt.schedules import Number
 
 WORKSPACE = 28 << 20
 SHARE = 1 / 6
@@ -46,10 +45,10 @@ def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
     if not isinstance(z0, Tensor | float | None):
         return False
     x, m, v, z, g = _tensors(p, state, z0)
+    if not all(t is None or t.dtype == torch.float32 for t in (m, v)):
+        return False
     found = [t for t in (x, m, v, z, g) if t is not None]
-    return all(
-        backends.readable(t) and (t.shape, t.device) == (x.shape, x.device) for t in found
-    ) and all(t is None or t.dtype == torch.float32 for t in (m, v))
+    return all(backends.readable(t) and (t.shape, t.device) == (x.shape, x.device) for t in found)
 
 
 def _tensors(p: Tensor, state: State, z0: Source | None) -> list[Any]:
@@ -76,10 +75,7 @@ class Fused:
         p, m, v, z, _ = zip(*every, strict=True)
         self.device, self.addresses = p[0].device, list[int]()
         self.written = [t for t in (*p, *m, *v) if t is not None]
-        kept = *p, *m, *v, *z
-        self.pointers: list[Callable[[], int]] = [
-            (lambda: 0) if t is None else t.data_ptr for t in kept
-        ]
+        self.pointers = _pointers([*p, *m, *v, *z])
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
         for j, tensors in enumerate(every):
             key, its = layout(b, j)
@@ -129,7 +125,12 @@ class Fused:
             table.fill(all_, self.device)
 
 
-def _numbers(b: Bucket) -> list[Number]:
+def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
+    """Functions that return the addresses of tensors, or 0. The tensors are looked up once."""
+    return [(lambda: 0) if t is None else t.data_ptr for t in tensors]
+
+
+def _numbers(b: Bucket) -> list[schedules.Number]:
     """The numbers of this step, as `backends.triton.tables` lists them."""
     factor, rate, eps = (schedules.value(c, b.k, b.lr) for c in b.method.geometry.kernel_coefs)
     gamma = b.method._step_size(b.c) * factor
@@ -137,14 +138,14 @@ def _numbers(b: Bucket) -> list[Number]:
     return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
 
 
-def _scaled(factor_of_g: Number, b: Bucket) -> tuple[Number, Number]:
+def _scaled(factor_of_g: schedules.Number, b: Bucket) -> tuple[schedules.Number, schedules.Number]:
     """The factor of the gradients and whether to skip the step, with those of GradScaler."""
     if b.grad_scale is not None:
         factor_of_g = factor_of_g / b.grad_scale.reshape(())
     return factor_of_g, 0.0 if b.found_inf is None else b.found_inf.reshape(())
 
 
-def _copy_tensors(values: list[Number], numbers: Tensor) -> None:
+def _copy_tensors(values: list[schedules.Number], numbers: Tensor) -> None:
     """Copy the values that are on the device. The host does not read them."""
     if on_device := {n: v for n, v in enumerate(values) if isinstance(v, Tensor)}:
         torch._foreach_copy_([numbers[n] for n in on_device], list(on_device.values()))

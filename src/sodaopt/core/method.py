@@ -74,8 +74,7 @@ class Method:
         if self.centre not in CENTRES:
             raise ValueError(unknown("centre", self.centre, CENTRES))
         self._check_full_step()
-        for slot in Coefs._fields:
-            c = getattr(self, slot)
+        for slot, c in zip(Coefs._fields, self._coefs(), strict=True):
             if not callable(c):
                 _check(slot, c, self.name)
         schedules.check_memory(self._coefs())

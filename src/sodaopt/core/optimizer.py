@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from sodaopt import anchors, backends
-from sodaopt.anchors import AnchorName, Source
-from sodaopt.backends import PLAIN, not_compiled
 from sodaopt.core import compiled, fused, validation
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
@@ -89,7 +87,7 @@ class SODA(StatefulOptimizer):
         maximize: bool = False,
         capturable: bool = False,
         seed: int = 0,
-        anchor: AnchorName | anchors.Anchor = "clone",
+        anchor: anchors.AnchorName | anchors.Anchor = "clone",
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:
@@ -142,12 +140,14 @@ class SODA(StatefulOptimizer):
             params = [p for group in self.param_groups for p in group["params"]]
             lrs = [group["lr"] for group in self.param_groups]
             # an operator takes no DTensors, and would not see a number that the function sets
-            if all(type(p) in PLAIN for p in params) and all(isinstance(lr, Tensor) for lr in lrs):
+            if all(type(p) in backends.PLAIN for p in params) and all(
+                isinstance(lr, Tensor) for lr in lrs
+            ):
                 compiled.step(params, [p.grad for p in params], lrs, id(self))
                 return
         self._step_now()
 
-    @not_compiled  # a traced step would freeze k, which the host reads
+    @backends.not_compiled  # a traced step would freeze k, which the host reads
     def _step_now(self) -> None:
         self._check_groups()
         for bucket in self._repeated(lambda: agreed(self, self._buckets)):
@@ -205,7 +205,7 @@ class SODA(StatefulOptimizer):
                     continue
                 # if capturable, the host does not know the count, and only loading changes it
                 k = 0 if not s else 1 if self.capturable else s["step"].item()
-                if not k or type(p) not in PLAIN:
+                if not k or type(p) not in backends.PLAIN:
                     return None
                 first = first or k
                 found += (
@@ -267,7 +267,9 @@ class SODA(StatefulOptimizer):
                     for name in ("step", *method.memory):
                         s[name].copy_(leader[name])
 
-    def _kernel(self, name: str | None, p: Tensor, s: State, z0: Source | None) -> str | None:
+    def _kernel(
+        self, name: str | None, p: Tensor, s: State, z0: anchors.Source | None
+    ) -> str | None:
         """Return the kernel's name if it can step p, or None for plain operations."""
         if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
             return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Bucket(Context):
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the sums: fp32 for 16-bit parameters."""
         own = self.params[0].dtype
