@@ -42,14 +42,15 @@ LATER = {
         "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
         " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
         "geometry/kronecker.py: Kronecker.exchanged",
-        "core/update.py: Bucket.release inputs check_shardable",
+        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
+        "core/optimizer.py: SODA._sharing SODA._has_agreed",
         "parallel/sharded.py: place",
     ),
     "the spectral step by kernels before the products, and Gram products": (
         "backends/products.py: -dense",
         "backends/triton/spectral.py: -_finish -Matrices.finish_",
         "backends/triton/symmetric.py",
-        "core/fused.py: _matrices _bytes _limit _parts",
+        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
@@ -57,11 +58,13 @@ LATER = {
         "core/optimizer.py: SODA._repeated SODA._inputs SODA._step"
         " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
         "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
+        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._kept",
+        "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: number",
     ),
     "diagnostics of SODA, and by parameter or label": (
-        "core/diagnostics.py: Watched._pulls Watched._counters Measured._of_update"
+        "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
         " _sums_of_update _mean _names",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
@@ -123,7 +126,9 @@ def code_lines(source: str) -> set[int]:
 
 
 def definitions(source: str) -> dict[str, range]:
-    """The lines of each function, class and method, decorators included."""
+    """The lines of each function, class and method, decorators included, and of each constant and
+    field, which is a name assigned in a module or a class.
+    """
     found: dict[str, range] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -132,9 +137,22 @@ def definitions(source: str) -> dict[str, range]:
                 first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
                 found[prefix + child.name] = range(first, (child.end_lineno or first) + 1)
                 visit(child, f"{prefix}{child.name}.")
+            elif isinstance(node, ast.Module | ast.ClassDef):
+                for name in assigned(child):
+                    found[prefix + name] = range(child.lineno, (child.end_lineno or 0) + 1)
 
     visit(ast.parse(source), "")
     return found
+
+
+def assigned(node: ast.AST) -> list[str]:
+    """The names that a statement assigns."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def sources() -> dict[str, str]:
