@@ -90,10 +90,10 @@ class Fused:
         from sodaopt.backends.triton.tables import uploaded
 
         addresses = [f() for f in self.pointers] + [g.data_ptr() for g in b.gradients()]
-        values = _numbers(b)
         with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
             if not self._are_filled(addresses, b):
                 self._fill(addresses)
+            values = _numbers(b)
             fixed = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
             numbers = uploaded(torch.tensor(fixed, dtype=torch.float64, device="cpu"), self.device)
             _copy_tensors(values, numbers)

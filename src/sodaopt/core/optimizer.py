@@ -172,18 +172,19 @@ class SODA(StatefulOptimizer):
         """
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] == self._inputs():
-            inputs, buckets, _ = kept
-            for b in buckets:
+            for b in kept[1]:
                 self._prepare(b)
+            yield from kept[1]
         else:
-            inputs, buckets = None, make()
-        done = []
-        for b in buckets:
-            yield b
-            done.append(b)
-        if inputs := inputs or self._inputs():
+            buckets = []
+            for b in make():
+                yield b
+                buckets.append(b)
+            inputs = self._inputs()
             # a new tensor cannot have the id of a tensor that is held
-            self._kept = inputs, done, [t for b in done for s in b.state for t in s.values()]
+            held = [t for b in buckets for s in b.state for t in s.values()]
+            kept = inputs and (inputs, buckets, held)
+        self._kept = kept
 
     def _inputs(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.
