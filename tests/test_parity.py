@@ -21,7 +21,6 @@ each = pytest.mark.parametrize("entry", [one(entry) for entry in ENTRIES])
 @pytest.mark.slow
 @each
 def test_equal(entry: Theirs) -> None:
-    """tests/core/test_optimizer.py compares foreach=False with the slow reference."""
     assert compare(entry) <= entry.tol
 
 

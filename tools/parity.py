@@ -69,12 +69,12 @@ def set_lr(opt: Any, lr: float) -> None:
         group["lr"] = lr
 
 
-def compare(entry: Theirs, steps: int = STEPS, **options: Any) -> float:
-    """Return the largest difference between theirs and SODA with these options over a run."""
+def compare(entry: Theirs, steps: int = STEPS) -> float:
+    """Return the largest difference between theirs and SODA over a run."""
     from sodaopt import SODA
 
     ours, theirs = Network(), Network()
-    opt = SODA(ours.weights, entry.lr, entry.method(), **options)
+    opt = SODA(ours.weights, entry.lr, entry.method())
     ref = entry.make(theirs.weights, entry.lr)
     mode(opt, "train"), mode(ref, "train")
     gap = 0.0

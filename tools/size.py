@@ -42,41 +42,51 @@ LATER = {
         "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
         " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
         "geometry/kronecker.py: Kronecker.exchanged",
-        "core/update.py: Bucket.release inputs",
+        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
+        "core/optimizer.py: SODA._sharing SODA._has_agreed",
         "parallel/sharded.py: place",
     ),
     "the spectral step by kernels before the products, and Gram products": (
         "backends/products.py: -dense",
         "backends/triton/spectral.py: -_finish -Matrices.finish_",
         "backends/triton/symmetric.py",
-        "core/fused.py: _matrices _bytes _limit _parts",
+        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
         "core/compiled.py",
-        "core/optimizer.py: SODA._inputs SODA._step SODA._step_supports_amp_scaling"
-        " SODA.__setstate__",
-        "core/validation.py: check_capturable",
+        "core/optimizer.py: SODA._repeated SODA._inputs SODA._step"
+        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
+        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
+        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._kept",
+        "core/update.py: Bucket.grad_scale Bucket.found_inf",
+        "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: number",
     ),
     "diagnostics of SODA, and by parameter or label": (
-        "core/diagnostics.py: Watched._pulls Watched._counters _mean _angle _names",
+        "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
+        " _sums_of_update _mean _names",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
     "state of another wrapper, optimizer or model is refused": (
         "_errors.py: check_shape",
+        "core/state.py: _warn_of_settings",
         "wrappers/known_bases.py: check_moments",
         "wrappers/live.py: LiveOptimizer._check_kind LiveOptimizer.__init_subclass__",
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
+    "hyperparameters in a group of SODA are refused at a step too": (
+        "core/optimizer.py: SODA._check_groups",
+    ),
+    "a pull that does not scale the update": ("core/method.py: Method._check_full_step",),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
     "steps that are counted by group": (
         "core/method.py: Method._counts_by_group",
-        "core/optimizer.py: SODA._leader",
+        "core/optimizer.py: SODA._catch_up",
     ),
     "the bytes of quantised state": ("memory.py: _parts",),
     "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
@@ -118,7 +128,9 @@ def code_lines(source: str) -> set[int]:
 
 
 def definitions(source: str) -> dict[str, range]:
-    """The lines of each function, class and method, decorators included."""
+    """The lines of each function, class and method, decorators included, and of each constant and
+    field, which is a name assigned in a module or a class.
+    """
     found: dict[str, range] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -127,9 +139,22 @@ def definitions(source: str) -> dict[str, range]:
                 first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
                 found[prefix + child.name] = range(first, (child.end_lineno or first) + 1)
                 visit(child, f"{prefix}{child.name}.")
+            elif isinstance(node, ast.Module | ast.ClassDef):
+                for name in assigned(child):
+                    found[prefix + name] = range(child.lineno, (child.end_lineno or 0) + 1)
 
     visit(ast.parse(source), "")
     return found
+
+
+def assigned(node: ast.AST) -> list[str]:
+    """The names that a statement assigns."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def sources() -> dict[str, str]:

@@ -49,7 +49,6 @@ ACTS: dict[str, Act] = {
     "lr": lambda opt, p, group, u: group.update(lr=u / 10),
     "maximize": lambda opt, p, group, u: group.update(maximize=not group["maximize"]),
     "seed": lambda opt, p, group, u: group.update(seed=int(9 * u)),
-    "foreach": lambda opt, p, group, u: group.update(foreach=u < 0.5),
     "load": lambda opt, p, group, u: load(opt, round(u)),
     "step": lambda opt, p, group, u: change(opt, p, "step", int(4 * u)),
     "z0": lambda opt, p, group, u: replace_z0(opt, p, u),
@@ -93,6 +92,6 @@ def test_an_empty_parameter() -> None:
     for p in weights:
         p.grad = torch.ones_like(p)
     opt.step()
-    _, buckets = opt._kept
+    buckets = opt._kept[1]
     opt.step()
     assert [id(b) for b in opt._kept[1]] == [id(b) for b in buckets]

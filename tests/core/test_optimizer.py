@@ -76,15 +76,10 @@ def assert_bitwise(a: list[Any], b: list[Any]) -> None:
 # -- the five lines -------------------------------------------------------------------------------
 
 
-# One parameter at a time, a geometry gets the same tensors, so the maps need no second test.
-FOREACH = [(name, None) for name in METHODS] + [(name, False) for name in (*ROWS, *GRID)]
-
-
-@pytest.mark.parametrize(("name", "foreach"), FOREACH)
-def test_equals_the_reference(name: str, foreach: bool | None) -> None:
-    method = METHODS[name]
+@methods
+def test_equals_the_reference(method: Method) -> None:
     ours, points = network(), [reference(method, w, 12) for w in network()]
-    opt = SODA(ours, 0.03, method, foreach=foreach)
+    opt = SODA(ours, 0.03, method)
     feed(opt, ours, range(12))
     assert_close(ours, [p.y for p in points])
     opt.eval()

@@ -60,10 +60,10 @@ def sparse_gradient(opt: SODA) -> None:
 
 
 def raise_at_preparation(opt: SODA) -> None:
-    def fail(*args: Any) -> Any:
+    def fail(*args: Any, **options: Any) -> Any:
         raise ValueError("second has a sparse gradient")
 
-    opt._stepped_state = fail  # type: ignore[method-assign]
+    opt._current = fail  # type: ignore[method-assign]
 
 
 def break_down(opt: SODA) -> None:

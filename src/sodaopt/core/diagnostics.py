@@ -8,8 +8,9 @@ device until `diagnostics` is called, and the weights are not changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -22,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from sodaopt.anchors import Source, value
 from sodaopt.parallel import sharded
 
-SUMS = ("weight", "distance", "gradient", "step", "update", "pull", "product")
+SUMS = ("weight", "distance", "step", "pull", "gradient", "update", "product")
 """Squared lengths, and the scalar product of update and pull."""
 Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 
@@ -37,78 +38,73 @@ class Pull(NamedTuple):
 NONE = Pull(0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
-    """Sums of several parameters, still on the device, with the numbers that the host knows."""
+    """Sums of some parameters, still on the device, with the numbers that the host knows.
 
-    sums: Tensor
-    count: int
-    lr: float
-    lam: float | None = None
-    """Strength of the pull, or None without one."""
+    sums: of each parameter, in the order of SUMS. Without a step they are the first two.
+    params: of each parameter, its elements, lr, and lam. lam is None without a pull.
+    """
 
-    def numbers(self, sums: Iterable[float]) -> dict[str, float]:
-        """Return the diagnostics.
+    sums: list[Tensor] = field(default_factory=list)
+    params: list[tuple[int, float, float | None]] = field(default_factory=list)
 
-        sums: the values of `self.sums` on the host
+    def total(self) -> Tensor:
+        """Add up the sums of the parameters."""
+        size, device = max(map(len, self.sums)), self.sums[0].device
+        return torch.stack([pad(t.to(device), (0, size - len(t))) for t in self.sums]).sum(0)
+
+    def numbers(self, total: Sequence[float]) -> dict[str, float]:
+        """Return the diagnostics. lr is a mean over the parameters, lam over those with a pull.
+
+        total: the values of `self.total()` on the host
         """
-        found = dict(zip(SUMS, sums, strict=False))
-        length = {name: math.sqrt(max(0.0, x)) for name, x in found.items() if name != "product"}
-        lam = self.lam or 0.0
-        row = {"lr": self.lr, "lam": lam, "as_weight_decay": ratio(lam, self.lr)} | length
-        if self.lam is None:
+        found = dict(zip(SUMS, total, strict=False))
+        length = {name: math.sqrt(x) for name, x in found.items() if name != "product"}
+        pulled = [(lam, n) for n, _, lam in self.params if lam is not None]
+        lr, lam = _mean([(lr, n) for n, lr, _ in self.params]), _mean(pulled)
+        row = {"lr": lr, "lam": lam, "as_weight_decay": ratio(lam, lr)} | length
+        if not pulled:
             row["distance"] = math.nan  # there is no z0
         if "step" in found:
-            row["update_rms"] = length["update"] / math.sqrt(self.count)
             row["share"] = ratio(length["pull"], length["step"])
-            row["angle"] = _angle(found["product"], length["update"] * length["pull"])
+            row |= self._of_update(found, length)
         return row
 
+    def _of_update(self, found: dict[str, float], length: dict[str, float]) -> dict[str, float]:
+        """Return the root mean square of the update, and its angle to the pull in degrees.
 
-def joined(parts: Sequence[Measured]) -> Measured:
-    """Add up the sums. lr is a mean over the parameters, and lam over those that are pulled."""
-    size, device = max(len(part.sums) for part in parts), parts[0].sums.device
-    # parameters that were not stepped have no sums of a step
-    sums = [pad(part.sums.to(device), (0, size - len(part.sums))) for part in parts]
-    pulled = [(part.lam, part.count) for part in parts if part.lam is not None]
-    lr = _mean([(part.lr, part.count) for part in parts])
-    count = sum(part.count for part in parts)
-    return Measured(torch.stack(sums).sum(0), count, lr, _mean(pulled) if pulled else None)
+        The angle is nan if one of the two is zero.
+        """
+        rms = length["update"] / math.sqrt(sum(n for n, *_ in self.params))
+        lengths = length["update"] * length["pull"]
+        cosine = max(-1.0, min(1.0, found["product"] / lengths)) if lengths else math.nan
+        return {"update_rms": rms, "angle": math.degrees(math.acos(cosine))}
 
 
 def _mean(pairs: Sequence[tuple[float, int]]) -> float:
-    """Return the weighted mean, exactly if all values are equal."""
-    first = pairs[0][0]
-    if all(x == first for x, _ in pairs):
-        return first
+    """Return the weighted mean, exactly if all values are equal. It is 0 without any."""
+    values = {x for x, _ in pairs} or {0.0}
+    if len(values) == 1:
+        return values.pop()
     return sum(x * n for x, n in pairs) / sum(n for _, n in pairs)
-
-
-def read(part: Measured) -> dict[str, float]:
-    """Return the diagnostics. This waits for the device."""
-    return part.numbers(part.sums.tolist())
 
 
 def ratio(a: float, b: float) -> float:
     return a / b if b else math.inf if a else 0.0
 
 
-def _angle(product: float, lengths: float) -> float:
-    """Return the angle in degrees, or nan if one of the two is zero."""
-    return math.degrees(math.acos(max(-1.0, min(1.0, product / lengths)))) if lengths else math.nan
-
-
 def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     """Return the sums of a step of this rank's shard, which was x before it."""
-    assert p.grad is not None
     x = x.float()
     step = sharded.local(p).detach().float() - x
-    gradient = sharded.local_like(p.grad, p).float()
     pulled = (value(pull.z0, x) - x) * pull.lam
-    update = step - pulled
-    product = (update * pulled).sum()
-    lengths = [_square(t) for t in (gradient, step, update, pulled)]
-    return torch.stack([*lengths, product])
+    return torch.stack([_square(step), _square(pulled), *_sums_of_update(p, step, pulled)])
+
+
+def _sums_of_update(p: Tensor, step: Tensor, pulled: Tensor) -> list[Tensor]:
+    gradient, update = sharded.local_like(p.grad, p).float(), step - pulled
+    return [_square(gradient), _square(update), (update * pulled).sum()]
 
 
 def _square(t: Tensor) -> Tensor:
@@ -183,38 +179,32 @@ class Watched(Optimizer):
         a dict by label, such as `{row.parameter: row.role for row in plan(model).rows}`
         """
         if by == "group":
-            parts = measured(self, lambda j, p: j)
-            return [self._counters(self.param_groups[j]) | read(part) for j, part in parts.items()]
-        names = _names(self.param_groups) if by == "parameter" else by
-        assert not isinstance(names, str)
-        parts = measured(self, lambda j, p: names.get(p, "other"))
-        return {str(name): read(part) for name, part in parts.items()}
+            indices = {p: j for j, group in enumerate(self.param_groups) for p in group["params"]}
+            rows = self._rows(indices)
+            return [self._counters(self.param_groups[j]) | row for j, row in rows.items()]
+        return self._rows(_names(self.param_groups) if by == "parameter" else by)
+
+    def _rows(self, labels: Mapping[Tensor, Any]) -> dict[Any, dict[str, float]]:
+        """Return the diagnostics of each label. This waits for the device."""
+        parts = measured(self, labels)
+        return {label: part.numbers(part.total().tolist()) for label, part in parts.items()}
 
 
 @torch.no_grad()
-def measured(opt: Watched, label: Callable[[int, Tensor], Any]) -> dict[Any, Measured]:
-    """Return the sums by label, on the device, for `read`.
-
-    label: a function of the index of the group and the parameter
-    """
-    pulls, found = opt._pulls(), dict[Any, list[Measured]]()
-    for j, group in enumerate(opt.param_groups):
+def measured(opt: Watched, labels: Mapping[Tensor, Any]) -> dict[Any, Measured]:
+    """Return the sums of each label. Parameters without a label are "other"."""
+    pulls, found = opt._pulls(), defaultdict[Any, Measured](Measured)
+    for group in opt.param_groups:
         for p in group["params"]:
-            part = _part(p, pulls.get(p), float(group.get("lr", 0.0)), opt._sums.get(p))
-            found.setdefault(label(j, p), []).append(part)
-    return {name: joined(parts) for name, parts in found.items()}
-
-
-def _part(p: Tensor, pull: Pull | None, lr: float, stepped: Tensor | None) -> Measured:
-    """Return the sums of one parameter.
-
-    stepped: the sums of its last step, if that was measured
-    """
-    x = sharded.local(p).detach().float()
-    away = _square(x - value(pull.z0, x)) if pull else x.new_zeros(())
-    sums = torch.stack([_square(x), away])
-    sums = sharded.total(sums if stepped is None else torch.cat([sums, stepped]), p)
-    return Measured(sums, max(1, p.numel()), lr, pull.lam if pull else None)
+            x, pull = sharded.local(p).detach().float(), pulls.get(p)
+            away = x - value(pull.z0, x) if pull else torch.zeros_like(x)
+            sums = torch.stack([_square(x), _square(away)])
+            if p in opt._sums:
+                sums = torch.cat([sums, opt._sums[p]])
+            part = found[labels.get(p, "other")]
+            part.sums.append(sharded.total(sums, p))
+            part.params.append((max(1, p.numel()), float(group.get("lr", 0.0)), pull and pull.lam))
+    return found
 
 
 def _names(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:

@@ -24,7 +24,6 @@ from sodaopt.core.update import Bucket
 from sodaopt.geometry import State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.parallel import sharded
-from sodaopt.schedules import Number
 
 WORKSPACE = 28 << 20
 SHARE = 1 / 6
@@ -45,12 +44,11 @@ def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
         return False
     if not isinstance(z0, Tensor | float | None):
         return False
-    _, m, v, *_ = tensors = _tensors(p, state, z0)
+    x, m, v, z, g = _tensors(p, state, z0)
     if not all(t is None or t.dtype == torch.float32 for t in (m, v)):
         return False
-    alike = tensors[0].shape, tensors[0].device
-    found = [t for t in tensors if t is not None]
-    return all(backends.readable(t) and (t.shape, t.device) == alike for t in found)
+    found = [t for t in (x, m, v, z, g) if t is not None]
+    return all(backends.readable(t) and (t.shape, t.device) == (x.shape, x.device) for t in found)
 
 
 def _tensors(p: Tensor, state: State, z0: Source | None) -> list[Any]:
@@ -73,19 +71,15 @@ class Fused:
     def __init__(self, b: Bucket, layout: Callable[..., Any], planned: Callable[..., Run]) -> None:
         from sodaopt.backends.triton.tables import Table
 
-        z0: list[Any] = [*b.z0] or [None] * len(b.params)
-        every = [_tensors(*one) for one in zip(b.params, b.state, z0, strict=True)]
+        every = [_tensors(*one) for one in zip(b.params, b.state, b.z0, strict=True)]
         p, m, v, z, _ = zip(*every, strict=True)
         self.device, self.addresses = p[0].device, list[int]()
         self.written = [t for t in (*p, *m, *v) if t is not None]
-        kept = *p, *m, *v, *z
-        self.pointers: list[Callable[[], int]] = [
-            (lambda: 0) if t is None else t.data_ptr for t in kept
-        ]
+        self.pointers = _pointers([*p, *m, *v, *z])
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
         for j, tensors in enumerate(every):
             key, its = layout(b, j)
-            key = key, _constants(b, tensors)
+            key = key, _constants(b, tensors, b.z0[j])
             rows.setdefault(key, []).extend((j, _row(b, j, tensors, *one)) for one in its)
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), its in rows.items():
@@ -93,28 +87,34 @@ class Fused:
             self.runs.append(planned(b, self.tables[-1], dict(constants), *key))
 
     def __call__(self, b: Bucket) -> None:
-        from sodaopt.backends.triton.tables import is_capturing, uploaded
+        from sodaopt.backends.triton.tables import uploaded
 
-        capturing = is_capturing(self.device)
-        if capturing and not (isinstance(b.k, Tensor) and isinstance(b.lr, Tensor)):
+        addresses = [f() for f in self.pointers] + [g.data_ptr() for g in b.gradients()]
+        with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
+            if not self._are_filled(addresses, b):
+                self._fill(addresses)
+            values = _numbers(b)
+            fixed = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
+            numbers = uploaded(torch.tensor(fixed, dtype=torch.float64, device="cpu"), self.device)
+            _copy_tensors(values, numbers)
+            for run in self.runs:
+                run(numbers)
+        torch.autograd.graph.increment_version(self.written)
+
+    def _are_filled(self, addresses: list[int], b: Bucket) -> bool:
+        """Whether the tables have these addresses. A graph fills them when it is replayed."""
+        from sodaopt.backends.triton.tables import is_capturing
+
+        if not is_capturing(self.device):
+            before, self.addresses = self.addresses, addresses
+            return before == addresses
+        if not (isinstance(b.k, Tensor) and isinstance(b.lr, Tensor)):
             raise RuntimeError(
                 "a graph that captures step() needs SODA(..., capturable=True) and an lr that is a "
                 "tensor on the device: a graph would keep a number for all its steps"
             )
-        addresses = [f() for f in self.pointers] + [g.data_ptr() for g in b.gradients()]
-        with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
-            if capturing or addresses != self.addresses:
-                self._fill(addresses)
-                # a graph fills the tables when it is replayed, not now
-                self.addresses = [] if capturing else addresses
-            values = _numbers(b)
-            fixed = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
-            numbers = uploaded(torch.tensor(fixed, dtype=torch.float64, device="cpu"), self.device)
-            if on_device := {n: v for n, v in enumerate(values) if isinstance(v, Tensor)}:
-                torch._foreach_copy_([numbers[n] for n in on_device], list(on_device.values()))
-            for run in self.runs:
-                run(numbers)
-        torch.autograd.graph.increment_version(self.written)
+        self.addresses = []
+        return False
 
     def _fill(self, addresses: list[int]) -> None:
         n = len(addresses) // 5
@@ -125,15 +125,30 @@ class Fused:
             table.fill(all_, self.device)
 
 
-def _numbers(b: Bucket) -> list[Number]:
+def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
+    """Functions that return the addresses of tensors, or 0. The tensors are looked up once."""
+    return [(lambda: 0) if t is None else t.data_ptr for t in tensors]
+
+
+def _numbers(b: Bucket) -> list[schedules.Number]:
     """The numbers of this step, as `backends.triton.tables` lists them."""
     factor, rate, eps = (schedules.value(c, b.k, b.lr) for c in b.method.geometry.kernel_coefs)
     gamma = b.method._step_size(b.c) * factor
-    factor_of_g: Number = -1.0 if b.group["maximize"] else 1.0
+    factor_of_g, skip = _scaled(-1.0 if b.group["maximize"] else 1.0, b)
+    return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
+
+
+def _scaled(factor_of_g: schedules.Number, b: Bucket) -> tuple[schedules.Number, schedules.Number]:
+    """The factor of the gradients and whether to skip the step, with those of GradScaler."""
     if b.grad_scale is not None:
         factor_of_g = factor_of_g / b.grad_scale.reshape(())
-    skip = 0.0 if b.found_inf is None else b.found_inf.reshape(())
-    return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
+    return factor_of_g, 0.0 if b.found_inf is None else b.found_inf.reshape(())
+
+
+def _copy_tensors(values: list[schedules.Number], numbers: Tensor) -> None:
+    """Copy the values that are on the device. The host does not read them."""
+    if on_device := {n: v for n, v in enumerate(values) if isinstance(v, Tensor)}:
+        torch._foreach_copy_([numbers[n] for n in on_device], list(on_device.values()))
 
 
 def _row(
@@ -145,21 +160,22 @@ def _row(
         start = rounding.first_element(b.params[j]) or 0
         prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
     offsets = [0 if t is None else n * t.element_size() for t in tensors]
-    number = b.z0[j] if b.z0 and tensors[3] is None else 0.0
+    number = b.z0[j] if isinstance(b.z0[j], float) else 0.0
     width = -b.method.geometry.kernel_width(b.shapes[j])
     reals = struct.unpack("<qq", struct.pack("<dd", width, number))
     return *offsets, size, start + n, prefix, *reals, is_turned
 
 
-def _constants(b: Bucket, tensors: list[Any]) -> tuple[tuple[str, Any], ...]:
+def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[str, Any], ...]:
     """The constants of the kernels for a parameter by name, with the dtypes of p, g and z0."""
     p, _, _, z, g = tensors
+    kind = "number" if isinstance(z0, float) else "tensor"
     keeps_m = b.method._keeps_m
     return (
         ("P", p.dtype),
         ("G", g.dtype),
         ("Z", torch.float32 if z is None else z.dtype),
-        ("CENTRE", b.method.centre if not b.z0 else "number" if z is None else "tensor"),
+        ("CENTRE", b.method.centre if z0 is None else kind),
         ("MAP", b.kernel),
         ("MOMENTUM", keeps_m),
         ("OPTIMISM", keeps_m and b.method.alpha_bar != 0),

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sodaopt import anchors, backends
-from sodaopt.anchors import AnchorName, Source
-from sodaopt.backends import PLAIN, not_compiled
-from sodaopt.core import compiled, fused
+from sodaopt.core import compiled, fused, validation
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step, full_precision
-from sodaopt.core.validation import (
-    FOREIGN,
-    check_comm_dtype,
-    check_keys,
-    check_lr,
-    check_seed,
-    labels,
-)
 from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
@@ -71,7 +62,6 @@ class SODA(StatefulOptimizer):
     params: parameters, (name, parameter) pairs, or groups such as `param_groups` returns.
     lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
-    foreach: False steps parameter by parameter.
     maximize: ascend instead of descend.
     capturable: keep k and the coefficients on the device, so that a CUDA graph may capture step()
     after a first step outside the graph, and torch.compile makes it one operator. lr is then a
@@ -94,27 +84,25 @@ class SODA(StatefulOptimizer):
         lr: float | Tensor | None = None,
         method: Method | str | None = None,
         *,
-        foreach: bool | None = None,
         maximize: bool = False,
         capturable: bool = False,
         seed: int = 0,
-        anchor: AnchorName | anchors.Anchor = "clone",
+        anchor: anchors.AnchorName | anchors.Anchor = "clone",
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:
-        self._sharing = Sharing(process_group, check_comm_dtype(comm_dtype))
+        self._sharing = Sharing(process_group, validation.check_comm_dtype(comm_dtype))
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         self.capturable = capturable
         if isinstance(params, set):
             raise TypeError("params is a set, whose order changes between runs: pass a list")
-        check_seed(seed)
+        validation.check_seed(seed)
         if lr is not None:
-            check_lr(lr, "SODA")
+            validation.check_lr(lr, "SODA")
         defaults = {
             "lr": lr,
             "method": None if method is None else self._register(method),
-            "foreach": foreach,
             "maximize": maximize,
             "seed": seed,
             "train_mode": True,
@@ -152,34 +140,51 @@ class SODA(StatefulOptimizer):
             params = [p for group in self.param_groups for p in group["params"]]
             lrs = [group["lr"] for group in self.param_groups]
             # an operator takes no DTensors, and would not see a number that the function sets
-            if all(type(p) in PLAIN for p in params) and all(isinstance(lr, Tensor) for lr in lrs):
+            if all(type(p) in backends.PLAIN for p in params) and all(
+                isinstance(lr, Tensor) for lr in lrs
+            ):
                 compiled.step(params, [p.grad for p in params], lrs, id(self))
                 return
         self._step_now()
 
-    @not_compiled  # a traced step would freeze k, which the host reads
+    @backends.not_compiled  # a traced step would freeze k, which the host reads
     def _step_now(self) -> None:
-        for group in self.param_groups:
-            if not FOREIGN.isdisjoint(group):  # set after the constructor
-                check_keys(group, self.methods[group["method"]], f"a group of {group['method']}")
-        kept, self._kept = self._kept, None  # if this step fails, the next one sorts anew
-        if kept is not None and kept[0] == self._inputs():
-            inputs, buckets = kept
-            for bucket in buckets:
-                self._prepare(bucket)
-        else:
-            inputs, buckets = None, agreed(self, self._buckets)
-        done = []
-        for bucket in buckets:
+        self._check_groups()
+        for bucket in self._repeated(lambda: agreed(self, self._buckets)):
             with full_precision(bucket):
                 bucket.run(bucket)
             bucket.g = []
             self._advance(bucket)
-            done.append(bucket)
-        inputs = inputs or self._inputs()
-        self._kept = inputs and (inputs, done)
+
+    def _check_groups(self) -> None:
+        """Raise if a hyperparameter was set in a group after the constructor."""
+        for group in self.param_groups:
+            if not validation.FOREIGN.isdisjoint(group):
+                method = self.methods[group["method"]]
+                validation.check_keys(group, method, f"a group of {group['method']}")
 
     # -- buckets ------------------------------------------------------------------------------
+
+    def _repeated(self, make: Callable[[], Iterable[Bucket]]) -> Iterator[Bucket]:
+        """Yield the buckets of the last step if all that decides them is the same, else make them.
+
+        They are kept once all have been stepped: after a step that fails, the next one makes them.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0] == self._inputs():
+            for b in kept[1]:
+                self._prepare(b)
+            yield from kept[1]
+        else:
+            buckets = []
+            for b in make():
+                yield b
+                buckets.append(b)
+            inputs = self._inputs()
+            # a new tensor cannot have the id of a tensor that is held
+            held = [t for b in buckets for s in b.state for t in s.values()]
+            kept = inputs and (inputs, buckets, held)
+        self._kept = kept
 
     def _inputs(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.
@@ -192,8 +197,7 @@ class SODA(StatefulOptimizer):
         found: list[Any] = []
         first, state = None, self.state
         for group in self.param_groups:
-            options = group["method"], group["foreach"], group["maximize"], group["seed"]
-            found.append((id(group), *options))
+            found.append((id(group), group["method"], group["maximize"], group["seed"]))
             for p in group["params"]:
                 g: Any = p.grad
                 s: Any = state.get(p)
@@ -202,7 +206,7 @@ class SODA(StatefulOptimizer):
                     continue
                 # if capturable, the host does not know the count, and only loading changes it
                 k = 0 if not s else 1 if self.capturable else s["step"].item()
-                if not k or type(p) not in PLAIN:
+                if not k or type(p) not in backends.PLAIN:
                     return None
                 first = first or k
                 found += (
@@ -213,65 +217,65 @@ class SODA(StatefulOptimizer):
 
     def _buckets(self) -> list[Bucket]:
         """Group the parameters that have a gradient, so that a bucket shares all operations."""
-        buckets: dict[Any, Bucket] = {}
-        index = 0
+        members: dict[Any, list[Any]] = {}
+        indices = count()
         for n, group in enumerate(self.param_groups):
             method = self.methods[group["method"]]
-            leader = self._leader(group) if method._counts_by_group else None
-            for j, p in enumerate(group["params"], index):
+            if method._counts_by_group:
+                self._catch_up(group, method)
+            for p, j in zip(group["params"], indices, strict=False):
                 if p.grad is None or p.numel() == 0:
                     continue
-                s = self._stepped_state(p, method, leader)
+                if p.grad.layout != torch.strided:
+                    raise RuntimeError(
+                        f"{validation.labels(self.param_groups)[p]} has a sparse gradient, and "
+                        "every method here moves dense parameters: build the embedding with "
+                        "sparse=False"
+                    )
+                s = self._current(p, method, first=True)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
                 kernel = self._kernel(method._kernel if ranks is None else None, p, s, z0)
-                is_sharded = type(p) not in PLAIN and sharded.is_sharded(p)
-                alone = j if group["foreach"] is False else None
-                counts = tuple([float(s[name]) for name in ("step", *method.memory)])
-                key = n, counts, p.dtype, p.device, is_sharded, ranks, kernel, alone
-                if key not in buckets:
-                    buckets[key] = Bucket(
-                        [], [], 0, 0.0, [], group, method, is_sharded,
-                        None if ranks is None else self._sharing, kernel,
-                    )  # fmt: skip
-                buckets[key].append(p, s, j, z0)
-            index += len(group["params"])
-        for b in buckets.values():
-            b.run = next(step for step in STEPS if step.wants(b)).plan(b)
-            self._prepare(b)
-        return list(buckets.values())
+                counts = tuple(float(s[name]) for name in ("step", *method.memory))
+                key = n, sharded.is_sharded(p), ranks, kernel, p.dtype, p.device, counts
+                members.setdefault(key, []).append((p, s, j, z0))
+        return [self._bucket(its, *key[:4]) for key, its in members.items()]
 
-    def _leader(self, group: dict[str, Any]) -> State | None:
-        """The state of the parameter with the most steps. It has the group's k and memory."""
+    def _bucket(
+        self, members: list[Any], n: int, is_sharded: bool, ranks: Any, kernel: str | None
+    ) -> Bucket:
+        """Make a bucket of parameters of group n, and prepare its step."""
+        params, states, indices, z0 = map(list, zip(*members, strict=True))
+        if is_sharded:
+            states = [{name: sharded.local(t) for name, t in s.items()} for s in states]
+        group = self.param_groups[n]
+        b = Bucket(
+            [p.shape for p in params], [], 0, 0.0, states, group, self.methods[group["method"]],
+            params, indices, z0, is_sharded, ranks, kernel,
+        )  # fmt: skip
+        b.run = next(step for step in STEPS if step.wants(b)).plan(b)
+        self._prepare(b)
+        return b
+
+    def _catch_up(self, group: dict[str, Any], method: Method) -> None:
+        """Give parameters that had no gradient for some steps the k and the memory of the group."""
         states = [s for p in group["params"] if (s := self.state.get(p))]
-        return max(states, key=lambda s: float(s["step"]), default=None)
+        leader = max(states, key=lambda s: float(s["step"]), default=None)
+        for p in group["params"]:
+            if leader is not None and p.grad is not None and p.numel():
+                s = self._current(p, method, first=True)
+                if leader["step"] > s["step"]:
+                    for name in ("step", *method.memory):
+                        s[name].copy_(leader[name])
 
-    def _stepped_state(self, p: Tensor, method: Method, leader: State | None) -> State:
-        """The state of a parameter that is about to be stepped.
-
-        leader: has the k and the memory that a parameter takes over after steps without a gradient.
-        """
-        if p.grad is not None and p.grad.layout != torch.strided:
-            raise RuntimeError(
-                f"{labels(self.param_groups)[p]} has a sparse gradient, and every method here "
-                "moves dense parameters: build the embedding with sparse=False"
-            )
-        s = self._current(p, method, first=True)
-        if leader is not None and leader["step"] > s["step"]:
-            for name in ("step", *method.memory):
-                s[name].copy_(leader[name])
-        return s
-
-    def _kernel(self, name: str | None, p: Tensor, s: State, z0: Source | None) -> str | None:
+    def _kernel(
+        self, name: str | None, p: Tensor, s: State, z0: anchors.Source | None
+    ) -> str | None:
         """Return the kernel's name if it can step p, or None for plain operations."""
         if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
             return name
         if self.capturable:
-            raise RuntimeError(
-                "capturable=True steps by kernels, which cannot read "
-                f"{labels(self.param_groups)[p]}: it must be a contiguous fp32, bf16 or fp16 "
-                "tensor on a GPU"
-            )
+            raise validation.unreadable(validation.labels(self.param_groups)[p])
         return None
 
     def _coefs(self, s: State, method: Method, lr: Any) -> tuple[Any, Any, Any, Coefs]:
@@ -295,9 +299,8 @@ class SODA(StatefulOptimizer):
         """Count the step, and keep the memory of the coefficients."""
         steps = [s["step"] for s in b.state]
         one = torch.ones((), dtype=torch.float64, device=steps[0].device)
-        if b.found_inf is not None:  # a step that the kernels skip does not count
-            one -= b.found_inf.reshape(())
-            b.memory = {n: b.state[0][n].lerp(v, one) for n, v in b.memory.items()}
+        if b.found_inf is not None:
+            _uncount(b, one, b.found_inf)
         # with a number, or without alpha, this call takes four times as long
         torch._foreach_add_(steps, one, alpha=1.0)
         for name, value in b.memory.items():
@@ -317,3 +320,9 @@ class SODA(StatefulOptimizer):
                     z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else 0.0
                     found[p] = Pull(float(c.lam), z0)
         return found
+
+
+def _uncount(b: Bucket, one: Tensor, found_inf: Tensor) -> None:
+    """Subtract a step that the kernels skipped from `one`, and keep the memory before it."""
+    one -= found_inf.reshape(())
+    b.memory = {n: b.state[0][n].lerp(v, one) for n, v in b.memory.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -72,9 +72,7 @@ class StatefulOptimizer(Watched):
     def _register(self, method: Method | str) -> str:
         """Return the name under which a group finds its method: groups hold plain values only."""
         if isinstance(method, str):
-            if method in self.methods:
-                return method
-            method = named(method)
+            method = self.methods.get(method) or named(method)
         if not isinstance(method, Method):
             raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
         name, n = method.name, 1
@@ -137,9 +135,9 @@ class StatefulOptimizer(Watched):
         self._adopt()
         found: dict[str, Any] = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
-        for n, s in found["state"].items():
-            if isinstance(s, dict) and "z0" in s and isinstance(n, int):
-                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], params[n])}
+        for n, p in enumerate(params):
+            if "z0" in (s := found["state"].get(n, {})):
+                found["state"][n] = s | {"z0": self.anchor.saved(s["z0"], p)}
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,6 +159,7 @@ class StatefulOptimizer(Watched):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "methods" not in state:  # load_state_dict calls this too, without methods
             self._check_loaded(state["param_groups"])
+            _warn_of_settings(state["param_groups"])
             for p, loaded in state["state"].items():
                 is_param = isinstance(p, Tensor)  # the user may store state under other keys
                 state["state"][p] = self._release(p, loaded.state) if is_param else loaded.state
@@ -183,32 +182,18 @@ class StatefulOptimizer(Watched):
                         f"{saved[name]!r}: build the optimizer with the settings of the "
                         "checkpoint, and its groups in the same order"
                     )
-        if not all("settings" in theirs for theirs in groups):
-            warnings.warn(
-                "the state to load does not say its method's settings (version 0.1 did not save "
-                "them): make sure that they are this optimizer's",
-                stacklevel=2,
-            )
 
     def _release(self, p: Any, loaded: dict[str, Any]) -> State:
         """Return the loaded state of p, with the dtypes and devices of this optimizer."""
         ours = self.state.get(p, {})
         if missing := sorted(set(ours) - set(loaded)):
-            why = (
-                "it was written by another method"
-                if loaded
-                else "parameters were replaced after the optimizer was built, so call its "
-                "state_dict() once before loading"
-            )
             raise ValueError(
                 f"the state to load has no {', '.join(missing)} for a parameter of shape "
-                f"{times(p.shape)}: {why}"
+                f"{times(p.shape)}: another method wrote it, or parameters were replaced after the "
+                "optimizer was built. In that case call its state_dict() once before loading"
             )
-        for name, mine in ours.items():
-            if name != "z0":
-                check_shape(name, getattr(loaded[name], "shape", ()), mine.shape)
         return {
-            name: self.anchor.restore(v, p) if name == "z0" else _cast(v, ours.get(name), p)
+            name: self.anchor.restore(v, p) if name == "z0" else _cast(name, v, ours.get(name), p)
             for name, v in loaded.items()
         }
 
@@ -247,19 +232,25 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
         sharded.exchange(p, s["x"])
 
 
-@dataclass
-class _Shielded:
-    """A parameter's state that torch's load_state_dict does not see, and so does not cast."""
-
-    state: Any
-
-
 def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    return state_dict | {"state": {k: _Shielded(s) for k, s in state_dict["state"].items()}}
+    """Hide each parameter's state from torch's load_state_dict, which would cast it."""
+    hidden = {k: SimpleNamespace(state=s) for k, s in state_dict["state"].items()}
+    return state_dict | {"state": hidden}
 
 
-def _cast(v: Any, ours: Tensor | None, p: Tensor) -> Any:
+def _warn_of_settings(groups: list[dict[str, Any]]) -> None:
+    if not all("settings" in group for group in groups):
+        warnings.warn(
+            "the state to load does not say its method's settings (version 0.1 did not save "
+            "them): make sure that they are this optimizer's",
+            stacklevel=2,
+        )
+
+
+def _cast(name: str, v: Any, ours: Tensor | None, p: Tensor) -> Any:
     """Copy a loaded value into the dtype and device of this optimizer's own."""
+    if ours is not None:
+        check_shape(name, getattr(v, "shape", ()), ours.shape)
     if not isinstance(v, Tensor):
         return copy.deepcopy(v)
     if ours is None:

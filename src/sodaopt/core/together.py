@@ -44,8 +44,8 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     if failure is not None:
         raise failure
     opt._has_agreed = True
-    yield from (b for b in buckets if b.sharing is None)
-    yield from _stepped_together(opt._sharing, [b for b in buckets if b.sharing is not None])
+    yield from (b for b in buckets if b.ranks is None)
+    yield from _stepped_together(opt._sharing, [b for b in buckets if b.ranks is not None])
     failure = opt._sharing.failure
     for ranks in shared:
         agree(ranks, None, list, failure, "compute", first)
@@ -64,7 +64,7 @@ def _stepped_together(sharing: Sharing, buckets: list[Bucket]) -> Iterator[Bucke
     """Take shared buckets through their stages, and yield each one when its results arrive."""
     by_key: dict[Any, list[Bucket]] = {}
     for b in buckets:
-        by_key.setdefault(sharing.key(b.params[0]), []).append(b)
+        by_key.setdefault(b.ranks, []).append(b)
     for members in by_key.values():
         parts = _cut(sharing, members)
         for stage, j in stages.schedule([exchange.plan for _, exchange in parts], stages.ROUND):
@@ -86,7 +86,7 @@ def _cut(sharing: Sharing, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange
     every_shard, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
     for plan in every_shard.deal([n for n, *_ in every], tensors):
         b = buckets[plan.kind[0]]
-        names = ["params", "shapes", "state", "indices", *(["z0"] if b.z0 else [])]
+        names = "params", "shapes", "state", "indices", "z0"
         own: dict[str, Any] = {n: [getattr(b, n)[every[j][2]] for j in plan.params] for n in names}
         part, geometry = Shards(sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None

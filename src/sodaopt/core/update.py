@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sodaopt import rounding
-from sodaopt.anchors import Source, pull_, value
+from sodaopt.anchors import pull_, value
 from sodaopt.core.method import Coefs, Method
-from sodaopt.geometry import Context, State
+from sodaopt.geometry import Context, Geometry
 from sodaopt.parallel import sharded
-from sodaopt.parallel.exchange import Sharing
 
 
 @dataclass
@@ -23,52 +23,39 @@ class Bucket(Context):
 
     g: the gradients in the dtype of the sums, set by `read`.
     indices: the index of each parameter in the optimizer. It selects the rounding bits.
-    z0: where the initial weights of each parameter are, if the method's centre is "init".
-    is_sharded: the parameters are DTensors. Tensors in g and z0 are then this rank's shards.
-    sharing: how ranks share the work on these parameters, or None if they do not.
+    z0: where the initial weights of each parameter are, or None if the centre is not "init".
+    is_sharded: the parameters are DTensors. Tensors in g, state and z0 are this rank's shards.
+    ranks: the ranks that share the work on these parameters, see `Sharing.key`. None: they do not.
     kernel: the geometry's kernel, if it can read all tensors.
     c, memory: the five coefficients of this step, and their memory after it.
     grad_scale, found_inf: GradScaler's divisor of the gradients, and whether to skip the step. Both
     are on the device.
     run: the function that takes the step, see `optimizer.STEPS`.
-    held: all tensors of the state. `SODA._inputs` compares ids, which a new tensor cannot reuse as
-    long as the old one is held.
     """
 
     group: dict[str, Any]
     method: Method
+    params: list[Tensor]
+    indices: list[int]
+    z0: list[Any]
     is_sharded: bool
-    sharing: Sharing | None
+    ranks: Any
     kernel: str | None
-    params: list[Tensor] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
-    z0: list[Source] = field(default_factory=list)
     c: Coefs = field(default_factory=Coefs)
     memory: dict[str, Any] = field(default_factory=dict)
     run: Any = None
-    held: list[Any] = field(default_factory=list)
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    def append(self, p: Tensor, state: State, index: int, z0: Source | None) -> None:
-        self.params.append(p)
-        self.shapes.append(p.shape)
-        self.state.append(state)
-        self.held += state.values()
-        self.indices.append(index)
-        if z0 is not None:
-            self.z0.append(z0)
-
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the sums: fp32 for 16-bit parameters."""
         own = self.params[0].dtype
         return rounding.SUM_DTYPE.get(own, own)
 
     def kept(self, name: str) -> list[Tensor]:
-        """This rank's shard of a state tensor of each parameter."""
-        tensors = [s[name] for s in self.state]
-        return [sharded.local(t) for t in tensors] if self.is_sharded else tensors
+        """A state tensor of each parameter."""
+        return [s[name] for s in self.state]
 
     def gradients(self) -> list[Tensor]:
         """This rank's shard of each gradient, as it is stored."""
@@ -87,13 +74,6 @@ class Bucket(Context):
         """Free copies in g, unless `read` must communicate to make them again."""
         if all(not self.is_sharded or sharded.is_placed_like(p.grad, p) for p in self.params):
             self.g = []
-
-    def local(self) -> Bucket:
-        """The bucket with this rank's shards of the state."""
-        if not self.is_sharded:
-            return self
-        state = [{name: sharded.local(t) for name, t in s.items()} for s in self.state]
-        return replace(self, state=state)
 
     def points(self) -> list[Tensor]:
         """The parameters in the dtype of the sums: themselves if they have it, else copies."""
@@ -142,19 +122,24 @@ def optimism(b: Bucket) -> list[Tensor]:
 
 def inputs(b: Bucket) -> list[Tensor]:
     """This rank's shards of the tensors whose matrices one rank maps whole."""
-    return b.method.geometry.tensors(optimism(b), b.local())
+    return b.method.geometry.tensors(optimism(b), b)
 
 
 def mirror(b: Bucket) -> list[Tensor]:
     """u of the geometry, on this rank's shards."""
     geometry = b.method.geometry
-    if b.is_sharded and not (geometry.elementwise or geometry.exchanges):
+    if b.is_sharded:
+        check_shardable(geometry)
+    m_bar = optimism(b) if geometry.reads_m_bar or b.results is None else []
+    return geometry(m_bar, b.method._step_size(b.c), b)
+
+
+def check_shardable(geometry: Geometry) -> None:
+    if not (geometry.elementwise or geometry.exchanges):
         raise NotImplementedError(
             f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set its "
             "`exchanges`, and describe the matrices that it needs whole by `exchanged`"
         )
-    m_bar = optimism(b) if geometry.reads_m_bar or b.results is None else []
-    return geometry(m_bar, b.method._step_size(b.c), b.local())
 
 
 def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:

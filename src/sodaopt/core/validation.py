@@ -15,7 +15,7 @@ from sodaopt._errors import times
 from sodaopt.core.method import ROWS, Method
 
 KNOWN = {
-    "params", "lr", "lr_factor", "method", "settings", "foreach", "maximize", "seed", "train_mode",
+    "params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode",
 }  # fmt: skip
 """The keys of a group. A key that is close to one of these is a typing error."""
 
@@ -114,6 +114,13 @@ def check_capturable(method: Method, where: str) -> None:
             f"{where}: a coefficient of {method.name} reads k or lr on the host, and "
             f"capturable=True keeps both on the device: write it with torch operations ({e})"
         ) from e
+
+
+def unreadable(label: str) -> RuntimeError:
+    return RuntimeError(
+        f"capturable=True steps by kernels, which cannot read {label}: it must be a contiguous "
+        "fp32, bf16 or fp16 tensor on a GPU"
+    )
 
 
 def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:

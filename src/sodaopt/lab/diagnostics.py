@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sodaopt.core.diagnostics import SUMS, Measured, Watched, joined, measured
+from sodaopt.core.diagnostics import SUMS, Measured, Watched, measured
 from sodaopt.layers.plan import plan
 from sodaopt.parallel import sharded
 
@@ -42,8 +42,11 @@ class RoleDiagnostics:
         """Keep the sums of the step, if it was measured."""
         if self.opt._measures:
             self.away = self._distances()
-            self.found = measured(self.opt, lambda j, p: self.roles[p])
-            self.found[TOTAL] = joined(list(self.found.values()))
+            self.found = measured(self.opt, self.roles)
+            parts = self.found.values()
+            self.found[TOTAL] = Measured(
+                [t for part in parts for t in part.sums], [n for part in parts for n in part.params]
+            )
 
     @torch.no_grad()
     def _distances(self) -> dict[str, Tensor]:
@@ -64,7 +67,7 @@ class RoleDiagnostics:
         """Return all sums as one tensor, to be read together with the losses."""
         if not self.found:
             return torch.empty(0)
-        return torch.cat([part.sums for part in self.found.values()] + [*self.away.values()])
+        return torch.cat([part.total() for part in self.found.values()] + [*self.away.values()])
 
     def rows(self, values: list[float]) -> dict[str, dict[str, float | None]]:
         """Return the diagnostics by role, and forget them.
