@@ -1,6 +1,8 @@
 """A sweep on a Ray cluster whose node is lost and replaced."""
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 
 from sodaopt import cli
-from sodaopt.lab import records, sweep, train
+from sodaopt.lab import on_ray, records, sweep, train
 from sodaopt.lab.checkpoint import WEIGHTS
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.on_ray import OnRay
@@ -60,3 +62,29 @@ def test_a_lost_nodes_rows_run_again(cluster: Any, capsys: pytest.CaptureFixture
     assert cli.main(command) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["report"]
     assert len(records.find([Path("sweep")])) == 2
+
+
+def test_the_last_records_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A trial may end between two reads of its records."""
+    go_on, is_done = threading.Event(), threading.Event()
+
+    def work(text: str) -> str:
+        trial = sweep.Trial.parse(text)
+        trial.folder.mkdir(parents=True)
+        with (trial.folder / records.FILE).open("w") as file:
+            file.write("first\n")
+            file.flush()
+            go_on.wait()
+            file.write("last\n")
+        is_done.set()
+        return ""
+
+    monkeypatch.setattr(on_ray, "work", work)
+    trial = sweep.Trial(job("adamw"), Path("run"), Execution(device="cpu"))
+    parts = on_ray.parts_of(trial.text(), str(tmp_path / "absent"))
+    found = [next(parts)]
+    go_on.set()
+    is_done.wait()
+    time.sleep(0.1)  # the thread ends
+    found += parts
+    assert [part for name, part in found if name == records.FILE] == [b"first\n", b"last\n"]

@@ -97,9 +97,10 @@ def parts_of(text: str, where: str) -> Iterator[tuple[str, bytes]]:
         here = replace(trial, folder=Path(folder) / trial.folder.name)
         thread = threading.Thread(target=lambda: errors.append(work(here.text())))
         thread.start()
-        sent = 0
-        while thread.is_alive():
+        sent, is_running = 0, True
+        while is_running:
             thread.join(0.5)
+            is_running = thread.is_alive()  # before the read, which must not miss the last records
             if new := _after(here.folder / records.FILE, sent):
                 sent += len(new)
                 yield records.FILE, new
