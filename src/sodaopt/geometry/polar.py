@@ -31,6 +31,22 @@ SMALLEST = 1e-15
 any gradient, so the map ignores scale."""
 
 
+def lengths(X: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The Euclidean lengths along some dimensions, in float64: squares of 1e20 overflow in fp32."""
+    found: Tensor = torch.linalg.vector_norm(X, dim=dims, keepdim=True, dtype=torch.float64)
+    return found
+
+
+def divisor(length: Tensor, dtype: torch.dtype) -> Tensor:
+    """The length to divide by, at least SMALLEST.
+
+    If it overflows the dtype it is NaN, because a division by infinity would look like a zero
+    gradient.
+    """
+    length = length.to(dtype)
+    return length.clamp(min=SMALLEST) + length * 0
+
+
 class Polar(Protocol):
     """A backend: a batch of matrices (n, o, i) to their polar factors, same shape and dtype.
 
@@ -71,11 +87,7 @@ class Newton:
         tall = X.shape[-2] > X.shape[-1]
         Y = X.mT if tall else X  # the short side first: the Gram matrix is the smaller one
         Y = Y.float() if Y.dtype.itemsize < 4 else Y
-        # Squares of 1e20 overflow in fp32. A length that overflows becomes NaN, because a division
-        # by infinity would look like a zero gradient.
-        wide = torch.linalg.vector_norm(Y, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        length = (wide * self.safety).to(Y.dtype)
-        Y = Y / (length.clamp(min=SMALLEST) + length * 0)
+        Y = Y / divisor(lengths(Y, (-2, -1)) * self.safety, Y.dtype)
         Y = self.products(Y.to(self.dtype_on(Y.device, Y.dtype)))
         return (Y.mT if tall else Y).to(X.dtype)
 
