@@ -57,7 +57,7 @@ LATER = {
         "core/optimizer.py: SODA._inputs SODA._step SODA._step_supports_amp_scaling"
         " SODA.__setstate__",
         "core/validation.py: check_capturable",
-        "backends/triton/tables.py: number",
+        "backends/triton/tables.py: Table Launch number scale",
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Watched._pulls Watched._counters _mean _angle _names",

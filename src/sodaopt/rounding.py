@@ -88,14 +88,12 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard = sharded.local(p)
-        has_kernel = not is_compiling and backends.run_on(shard, x)
-        start = first_element(p) if has_kernel else None
-        if start is not None:
-            launch = launches.setdefault((shard.device, shard.dtype), [])
-            launch.append((shard, x, start, cached_prefix(seed, index)))
-            continue
         numbers = sharded.numbers(p, 0, shard.numel())
         if isinstance(numbers, range):
+            if not is_compiling and backends.run_on(shard, x):
+                launch = launches.setdefault((shard.device, shard.dtype), [])
+                launch.append((shard, x, numbers.start, cached_prefix(seed, index)))
+                continue
             numbers = torch.arange(numbers.start, numbers.stop, device=shard.device)
         bits = key(seed, index, step)
         shard.copy_(stochastic(x, shard.dtype, bits, numbers.view(shard.shape)))
