@@ -39,9 +39,11 @@ LATER = {
         "geometry/shards.py",
         "geometry/norms.py: _Lengths.units _Lengths.needs_matrices Norm.needs_matrices"
         " Sign.needs_matrices",
-        "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
-        " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
-        "geometry/kronecker.py: Kronecker.exchanged",
+        "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
+        " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
+        " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"
+        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
+        "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
         "core/update.py: Bucket.release inputs",
         "parallel/sharded.py: place",
     ),
@@ -50,6 +52,8 @@ LATER = {
         "backends/triton/spectral.py: -_finish -Matrices.finish_",
         "backends/triton/symmetric.py",
         "core/fused.py: _matrices _bytes _limit _parts",
+        "geometry/norms.py: Euclidean.polar BiasRMS.polar",
+        "geometry/polar.py: DIRECTION Newton.restarts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
@@ -65,6 +69,7 @@ LATER = {
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
+    "a pull that fails halfway is undone": ("anchors/pull.py: _undo",),
     "state of another wrapper, optimizer or model is refused": (
         "_errors.py: check_shape",
         "wrappers/known_bases.py: check_moments",
@@ -116,7 +121,9 @@ def code_lines(source: str) -> set[int]:
 
 
 def definitions(source: str) -> dict[str, range]:
-    """The lines of each function, class and method, decorators included."""
+    """The lines of each function, class and method, decorators included, and of each constant and
+    field, which is a name assigned in a module or a class.
+    """
     found: dict[str, range] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -125,9 +132,22 @@ def definitions(source: str) -> dict[str, range]:
                 first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
                 found[prefix + child.name] = range(first, (child.end_lineno or first) + 1)
                 visit(child, f"{prefix}{child.name}.")
+            elif isinstance(node, ast.Module | ast.ClassDef):
+                for name in assigned(child):
+                    found[prefix + name] = range(child.lineno, (child.end_lineno or 0) + 1)
 
     visit(ast.parse(source), "")
     return found
+
+
+def assigned(node: ast.AST) -> list[str]:
+    """The names that a statement assigns."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def sources() -> dict[str, str]:
