@@ -40,10 +40,8 @@ class Kronecker(Geometry):
             raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
-        def eye(n: int) -> Tensor:
-            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
-
-        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
+        sides = zip("LR", p.shape, strict=True)
+        return {s: self.eps * torch.eye(n, dtype=dtype, device=p.device) for s, n in sides}
 
     def exchanged(self, shape: Shape) -> Exchanged:
         o, i = shape
