@@ -52,9 +52,7 @@ class Kronecker(Geometry):
         return [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        new = context.results
-        if new is None:
-            new = self.mapped(self.tensors(m_bar, context))
+        new = context.results or self.mapped(self.tensors(m_bar, context))
         L, R = ([s[name] for s in context.state] for name in ("L", "R"))
         torch._foreach_copy_(L + R, new[2::4] + new[3::4])
         u = new[0::4]

@@ -331,9 +331,7 @@ class MultiNorm(Geometry):
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = context.results
-        if u is None:
-            u = matrixwise(self._balanced, m_bar, self.view)
+        u = context.results or matrixwise(self._balanced, m_bar, self.view)
         torch._foreach_mul_(u, -gamma)
         return u
 

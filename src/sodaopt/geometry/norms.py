@@ -146,9 +146,6 @@ class Sign(Norm):
         depends = self.scale is dense and view is not matrix  # other scales do not use d_in
         return super().with_view(view) if depends else self
 
-    def minimiser(self, X: Tensor) -> Tensor:
-        return self.units([X])[0]
-
     def size(self, X: Tensor) -> Tensor:
         return X.abs().amax((-2, -1))
 
