@@ -437,6 +437,13 @@ def test_the_lmo_does_not_depend_on_the_size(norm, size) -> None:
     torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-12])
+def test_multinorm_does_not_depend_on_the_size(size) -> None:
+    d = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    [small], [scaled] = (call(MultiNorm(), [x]) for x in (d, d * size))
+    torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("dims", [(0,), (0, 1)])
 def test_the_length_of_an_empty_shard(dims) -> None:
     assert not lengths(torch.zeros(0, 3), dims).any()
