@@ -39,9 +39,11 @@ LATER = {
         "geometry/shards.py",
         "geometry/norms.py: _Lengths.units _Lengths.needs_matrices Norm.needs_matrices"
         " Sign.needs_matrices",
-        "geometry/maps.py: Geometry.exchanged Geometry.tensors Geometry.mapped _NormMap.exchanged"
-        " _NormMap.mapped MultiNorm.exchanged MultiNorm.mapped",
-        "geometry/kronecker.py: Kronecker.exchanged",
+        "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
+        " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
+        " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"
+        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
+        "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
         "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
         "core/optimizer.py: SODA._sharing SODA._has_agreed",
         "parallel/sharded.py: place",
@@ -51,6 +53,8 @@ LATER = {
         "backends/triton/spectral.py: -_finish -Matrices.finish_",
         "backends/triton/symmetric.py",
         "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
+        "geometry/norms.py: Euclidean.polar BiasRMS.polar",
+        "geometry/polar.py: DIRECTION Newton.restarts",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
@@ -61,7 +65,7 @@ LATER = {
         "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._kept",
         "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
-        "backends/triton/tables.py: number",
+        "backends/triton/tables.py: Table Launch number scale",
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
@@ -70,6 +74,7 @@ LATER = {
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
+    "a pull that fails halfway is undone": ("anchors/pull.py: _undo",),
     "state of another wrapper, optimizer or model is refused": (
         "_errors.py: check_shape",
         "core/state.py: _warn_of_settings",

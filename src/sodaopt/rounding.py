@@ -68,15 +68,13 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
         # bf16 is the upper half of fp32: add 16 random bits below it, then cut them off
         up = (x.contiguous().view(torch.int32) + (bits & 0xFFFF).int()) & -0x10000
         return torch.where(x.isfinite(), up.view(torch.float32), x).to(dtype)
-    if dtype == torch.float16:
-        # spacing 2^(e-11) for a mantissa in [1/2, 1) times 2^e, and 2^-24 below 2^-14
-        _, e = torch.frexp(x)
-        ulp = torch.ldexp(torch.ones_like(x), (e - 11).clamp(min=-24))
-        q = x / ulp  # exact, and so is its fraction: adding the bits to q would round them
-        low = q.trunc()
-        away = (q - low).abs() > (bits >> 8) * 2.0**-24
-        return ((low + away * q.sign()) * ulp).to(dtype)
-    raise TypeError(f"stochastic rounding is to bf16 or fp16, not {dtype}")
+    # fp16 has the spacing 2^(e-11) for a mantissa in [1/2, 1) times 2^e, and 2^-24 below 2^-14
+    _, e = torch.frexp(x)
+    ulp = torch.ldexp(torch.ones_like(x), (e - 11).clamp(min=-24))
+    q = x / ulp  # exact, and so is its fraction: adding the bits to q would round them
+    low = q.trunc()
+    away = (q - low).abs() > (bits >> 8) * 2.0**-24
+    return ((low + away * q.sign()) * ulp).to(dtype)
 
 
 def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step: int) -> None:
@@ -88,14 +86,12 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard = sharded.local(p)
-        has_kernel = not is_compiling and backends.run_on(shard, x)
-        start = first_element(p) if has_kernel else None
-        if start is not None:
-            launch = launches.setdefault((shard.device, shard.dtype), [])
-            launch.append((shard, x, start, cached_prefix(seed, index)))
-            continue
         numbers = sharded.numbers(p, 0, shard.numel())
         if isinstance(numbers, range):
+            if not is_compiling and backends.run_on(shard, x):
+                launch = launches.setdefault((shard.device, shard.dtype), [])
+                launch.append((shard, x, numbers.start, cached_prefix(seed, index)))
+                continue
             numbers = torch.arange(numbers.start, numbers.stop, device=shard.device)
         bits = key(seed, index, step)
         shard.copy_(stochastic(x, shard.dtype, bits, numbers.view(shard.shape)))

@@ -411,8 +411,8 @@ def test_exact_anchors_read_each_other(old: str, new: str, make: Any, tmp_path: 
 
 
 UNREADABLE = {
-    "to a seed": ("clone", "seed", "has a z0, but Seeds keeps none in the state: load it with"),
-    "to a clone": ("seed", "clone", r"has no z0 \(a seed or a file made it\), but Clone needs one"),
+    "to a seed": ("clone", "seed", "has a z0, and Seeds does not keep it in the state: load it"),
+    "to a clone": ("seed", "clone", "has no z0, and Clone keeps it in the state: load it with"),
 }
 
 

@@ -36,13 +36,12 @@ from sodaopt.geometry import (
     dense,
     elements,
     matrix,
-    norms,
     one_hot,
     transposed,
     unit,
     whole,
 )
-from sodaopt.geometry.polar import BACKENDS, EXACT
+from sodaopt.geometry.polar import BACKENDS, EXACT, lengths
 
 sqrt = math.sqrt
 EXPORTS = {name: getattr(geometry, name) for name in geometry.__all__}
@@ -438,9 +437,16 @@ def test_the_lmo_does_not_depend_on_the_size(norm, size) -> None:
     torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("dims", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-12])
+def test_multinorm_does_not_depend_on_the_size(size) -> None:
+    d = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    [small], [scaled] = (call(MultiNorm(), [x]) for x in (d, d * size))
+    torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [(0,), (0, 1)])
 def test_the_length_of_an_empty_shard(dims) -> None:
-    assert not norms._length(torch.zeros(0, 3), dims).any()
+    assert not lengths(torch.zeros(0, 3), dims).any()
 
 
 @each_geometry

@@ -153,7 +153,7 @@ def test_dtypes(name) -> None:
 @each_polynomial
 def test_a_chosen_dtype_is_used(backend) -> None:
     X = randn((1, 24, 40), dtype=torch.float32)
-    low = Newton("low", backend.steps, "", backend.safety, torch.bfloat16)(X)
+    low = Newton("low", backend.steps, backend.safety, torch.bfloat16)(X)
     error = (low - backend(X)).abs().max()
     assert low.dtype == torch.float32
     assert 1e-4 < error < 0.1
@@ -161,7 +161,7 @@ def test_a_chosen_dtype_is_used(backend) -> None:
 
 def test_no_steps_leave_the_matrix_as_it_lies() -> None:
     X = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
-    none = Newton("none", (), "")
+    none = Newton("none", ())
     torch.testing.assert_close(none(X), X / X.norm(dim=(-2, -1), keepdim=True))
 
 
@@ -196,7 +196,7 @@ def test_factor(backend, n) -> None:
     X = X / X.norm()
     Q = factor(X, backend.steps[:n], dense)
     for step in backend.steps[:n]:
-        X, before = Newton("", (step,), "").products(X), X
+        X, before = Newton("", (step,)).products(X), X
     torch.testing.assert_close(Q @ randn((1, 8, 20)) / randn((1, 8, 20)).norm(), X)
     assert not torch.equal(X, before)
 

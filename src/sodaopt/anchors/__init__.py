@@ -15,7 +15,6 @@ At a parameter's first step an anchor returns the tensor to keep in the optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from sodaopt._errors import unknown
@@ -30,12 +29,7 @@ __all__ = [
 
 AnchorName: TypeAlias = Literal["auto", "clone", "bf16", "cpu"]
 """The names of anchors."""
-ANCHORS: dict[AnchorName, Callable[[], Anchor]] = {
-    "clone": Clone,
-    "bf16": Rounded,
-    "cpu": Host,
-    "auto": Constant,
-}
+ANCHORS: dict[str, type[Anchor]] = {"clone": Clone, "bf16": Rounded, "cpu": Host, "auto": Constant}
 """The anchors that have a name."""
 
 

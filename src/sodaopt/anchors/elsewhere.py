@@ -38,6 +38,7 @@ class Elsewhere(Anchor):
 
     def name_of(self, p: Tensor) -> str:
         """The name of a parameter, also after a framework has replaced the parameters."""
+        p = parameter_of(p)
         if p not in self._names:
             self._names = {q: name for name, q in self.model.named_parameters()}
         if p not in self._names:
@@ -97,7 +98,6 @@ class FromFile(Elsewhere):
         return self.rename(super().name_of(p))
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        p = parameter_of(p)
         return sharded.part(self.entry(p), p)
 
 

@@ -147,8 +147,7 @@ class Seeds(Elsewhere):
             )
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        p = parameter_of(p)
-        return Seeded(self.entry(p), p)
+        return Seeded(self.entry(p), parameter_of(p))
 
 
 @torch.no_grad()

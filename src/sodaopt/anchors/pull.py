@@ -46,10 +46,15 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
             pull(its_xs, its_z0s, lam)
             done += 1
     except BaseException:
-        if lam != 1:
-            for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
-                pull(its_xs, its_z0s, inverse(lam))
+        _undo(xs, z0s, lam, done)
         raise
+
+
+def _undo(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float, done: int) -> None:
+    """Undo the first operations of a pull. A pull with lam = 1 has no inverse."""
+    if lam != 1:
+        for pull, its_xs, its_z0s in islice(_operations(xs, z0s), done):
+            pull(its_xs, its_z0s, inverse(lam))
 
 
 def inverse(lam: float) -> float:
@@ -65,31 +70,31 @@ def inverse(lam: float) -> float:
 
 Implementation: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
 """A function of some x, their z0 and lam. It pulls all of these x, or raises and pulls none."""
+Operation: TypeAlias = tuple[Implementation, list[Tensor], list[Any]]
+"""An implementation with some x and their z0."""
 
 
-def _operations(
-    xs: Sequence[Tensor], z0s: Sequence[Source]
-) -> Iterator[tuple[Implementation, list[Tensor], list[Any]]]:
-    """The calls that pull all x: one for each choice, and one for each slice."""
-    calls: dict[tuple[Implementation | None, Hashable], tuple[list[Tensor], list[Any]]] = {}
+def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operation]:
+    """The operations that pull all x: one for each slice, and one for each choice."""
+    calls: dict[tuple[Implementation, Hashable], tuple[list[Tensor], list[Any]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
-        if not x.is_meta:
-            its_xs, its_z0s = calls.setdefault(_choose(x, z0), ([], []))
+        if x.is_meta:
+            continue
+        choice = _choose(x, z0)
+        if choice is None:
+            yield from _slices(x, z0)
+        else:
+            its_xs, its_z0s = calls.setdefault(choice, ([], []))
             its_xs.append(x)
             its_z0s.append(z0)
     for (pull, _), (its_xs, its_z0s) in calls.items():
-        if pull is not None:
-            yield pull, its_xs, its_z0s
-            continue
-        for x, z0 in zip(its_xs, its_z0s, strict=True):
-            for part, its_z0 in _slices(x, z0):
-                yield torch._foreach_lerp_, [part], [value(its_z0, x)]
+        yield pull, its_xs, its_z0s
 
 
-def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
+def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable] | None:
     """The table of implementations. The first case that matches pulls x.
 
-    Return the implementation, or None for slices, and a key: one call pulls all x with equal keys.
+    Return the implementation and a key: one call pulls all x with equal keys. None is for slices.
     """
     match z0:
         case float():
@@ -100,7 +105,7 @@ def _choose(x: Tensor, z0: Source) -> tuple[Implementation | None, Hashable]:
             return _by_kernel, (x.device, z0.dtype)
         case Seeded() if _has_seed_kernel(x, z0):
             return _by_seed_kernel, (x.device, x.dtype, z0.spec.init.kind, z0.p.dtype)
-    return None, None
+    return None
 
 
 def value(z0: Source, x: Tensor) -> Tensor:
@@ -153,14 +158,15 @@ def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:
     seeded.pull_(xs, specs, starts, lam, z0s[0].p.dtype)
 
 
-def _slices(x: Tensor, z0: Tensor | Seeded) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of x along its first dimension, with their z0."""
+def _slices(x: Tensor, z0: Any) -> Iterator[Operation]:
+    """Pull parts of x along its first dimension to a tensor or a seed."""
+    x = x if x.dim() else x.view(1)
     inner = max(1, x.shape[1:].numel())
     rows = max(1, SLICES.get(x.device.type, SLICES["cpu"]) // inner)
-    parts = torch.split(x, rows) if x.dim() else (x,)
-    if isinstance(z0, Tensor):
-        yield from zip(parts, torch.split(z0, rows) if x.dim() else (z0,), strict=True)
-        return
-    for j, part in enumerate(parts):
-        begin = j * rows * inner
-        yield part, z0.elements(begin, begin + part.numel()).view(part.shape)
+    for begin in range(0, len(x), rows):
+        part = x[begin : begin + rows]
+        if isinstance(z0, Seeded):
+            its_z0 = z0.elements(begin * inner, begin * inner + part.numel()).view(part.shape)
+        else:
+            its_z0 = z0.view(x.shape)[begin : begin + rows]
+        yield torch._foreach_lerp_, [part], [value(its_z0, x)]

@@ -40,13 +40,11 @@ class Anchor:
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return a loaded tensor as this anchor keeps it."""
         if p.numel() and bool(kept.numel()) != self.writable:
-            name = type(self).__name__
-            problem = (
-                f"has a z0, but {name} keeps none in the state"
-                if kept.numel()
-                else f"has no z0 (a seed or a file made it), but {name} needs one"
+            found, keeps = ("no", "keeps it") if self.writable else ("a", "does not keep it")
+            raise ValueError(
+                f"the state to load has {found} z0, and {type(self).__name__} {keeps} in the "
+                "state: load it with the anchor that wrote it"
             )
-            raise ValueError(f"the state to load {problem}: load it with the anchor that wrote it")
         if self.writable:
             check_shape("z0", kept.shape, p.shape)
         return self.capture(kept.detach().to(p.device), False)

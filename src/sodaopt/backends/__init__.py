@@ -30,13 +30,7 @@ def not_compiled(f: F) -> F:
     `torch.compiler.disable` imports torch._dynamo at once, which adds a second to `import sodaopt`.
     If the private form goes, use the public one.
     """
-    excluded: Any = torch._disable_dynamo(f)  # type: ignore[attr-defined]
-    return cast(F, excluded)
-
-
-def usable(device: torch.device) -> bool:
-    """Whether Triton kernels run on this device."""
-    return device.type == "cuda" and _compiles(device)
+    return cast(F, torch._disable_dynamo(f))  # type: ignore[attr-defined]
 
 
 def readable(t: Tensor) -> bool:
@@ -50,9 +44,12 @@ def run_on(*tensors: Tensor) -> bool:
 
 
 @cache
-def _compiles(device: torch.device) -> bool:
-    """Compile one small kernel. Without a C compiler, or on an old GPU, none of them works."""
-    if find_spec("triton") is None:
+def usable(device: torch.device) -> bool:
+    """Whether Triton kernels run on this device.
+
+    One small kernel is compiled. Without a C compiler, or on an old GPU, none of them works.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
         return False
     try:
         from sodaopt.backends.triton.pull import pull_

@@ -31,16 +31,7 @@ shape: the shape of the parameter.
 """
 
 from sodaopt.geometry.kronecker import Kronecker
-from sodaopt.geometry.maps import (
-    Ball,
-    Clip,
-    Context,
-    Diagonal,
-    Geometry,
-    MultiNorm,
-    Sharp,
-    State,
-)
+from sodaopt.geometry.maps import Ball, Clip, Context, Diagonal, Geometry, MultiNorm, Sharp, State
 from sodaopt.geometry.norms import BiasRMS, ColNorm, Euclidean, Norm, RowNorm, Sign, Spectral
 from sodaopt.geometry.scales import SCALES, Scale, adamw, dense, one_hot, original, rms, unit
 from sodaopt.geometry.views import Frame, Shape, View, conv, elements, matrix, transposed, whole

@@ -40,10 +40,8 @@ class Kronecker(Geometry):
             raise ValueError(f"Kronecker needs a matrix, not a parameter of shape {times(shape)}")
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
-        def eye(n: int) -> Tensor:
-            return self.eps * torch.eye(n, dtype=dtype, device=p.device)
-
-        return {"L": eye(p.shape[0]), "R": eye(p.shape[1])}
+        sides = zip("LR", p.shape, strict=True)
+        return {s: self.eps * torch.eye(n, dtype=dtype, device=p.device) for s, n in sides}
 
     def exchanged(self, shape: Shape) -> Exchanged:
         o, i = shape
@@ -54,9 +52,7 @@ class Kronecker(Geometry):
         return [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        new = context.results
-        if new is None:
-            new = self.mapped(self.tensors(m_bar, context))
+        new = context.results or self.mapped(self.tensors(m_bar, context))
         L, R = ([s[name] for s in context.state] for name in ("L", "R"))
         torch._foreach_copy_(L + R, new[2::4] + new[3::4])
         u = new[0::4]

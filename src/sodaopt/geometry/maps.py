@@ -12,6 +12,7 @@ from torch import Tensor
 from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, matrixwise
+from sodaopt.geometry.polar import divisor, lengths
 from sodaopt.geometry.scales import unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Frame, Shape, View, matrix
@@ -331,16 +332,12 @@ class MultiNorm(Geometry):
         return replace(self, view=view) if self.view is matrix else self
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        u = context.results
-        if u is None:
-            u = matrixwise(self._balanced, m_bar, self.view)
+        u = context.results or matrixwise(self._balanced, m_bar, self.view)
         torch._foreach_mul_(u, -gamma)
         return u
 
     def _balanced(self, X: Tensor) -> Tensor:
         """A batch with rows of norm sqrt(i) and columns of norm sqrt(o)."""
         for dim in (-1, -2) * self.iterations:
-            length = X.norm(dim=dim, keepdim=True)
-            length = length.clamp(min=1e-8) + length * 0  # an overflow gives NaN, not zero
-            X = X * (math.sqrt(X.shape[dim]) / length)
+            X = X * (math.sqrt(X.shape[dim]) / divisor(lengths(X, (dim,)), X.dtype))
         return X

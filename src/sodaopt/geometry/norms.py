@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sodaopt.geometry.polar import DIRECTION, KELLER, Newton, Polar
+from sodaopt.geometry.polar import DIRECTION, KELLER, Newton, Polar, divisor, lengths
 from sodaopt.geometry.scales import Scale, dense, unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Shape, View, elements, matrix, whole
@@ -146,9 +146,6 @@ class Sign(Norm):
         depends = self.scale is dense and view is not matrix  # other scales do not use d_in
         return super().with_view(view) if depends else self
 
-    def minimiser(self, X: Tensor) -> Tensor:
-        return self.units([X])[0]
-
     def size(self, X: Tensor) -> Tensor:
         return X.abs().amax((-2, -1))
 
@@ -194,7 +191,7 @@ class _Lengths(Norm):
     along: ClassVar[tuple[int, ...]] = (-2, -1)
 
     def minimiser(self, X: Tensor) -> Tensor:
-        return _over(X, _length(X, self.along))
+        return X / -divisor(lengths(X, self.along), X.dtype)
 
     def needs_matrices(self, shape: Shape) -> bool:
         return self.view(shape).sides(shape) is None
@@ -204,33 +201,14 @@ class _Lengths(Norm):
             return super().units(ds, shards)
         sides = [self.view(shape).sides(shape) for shape in shards.shapes]
         dims = [sum((pair[n] for n in self.along), ()) for pair in sides if pair]
-        parts = [_length(d, n).square() for d, n in zip(ds, dims, strict=True)]
+        parts = [  # along no dimension, where torch would sum over all of them, d is its length
+            (lengths(d, n) if n else d.double()).square() for d, n in zip(ds, dims, strict=True)
+        ]
         squares = shards.sum(parts, dims)
-        return [_over(d, square.sqrt()) for d, square in zip(ds, squares, strict=True)]
+        return [d / -divisor(s.sqrt(), d.dtype) for d, s in zip(ds, squares, strict=True)]
 
     def size(self, X: Tensor) -> Tensor:
-        return _length(X, self.along).to(X.dtype).amax((-2, -1))
-
-
-def _over(X: Tensor, length: Tensor) -> Tensor:
-    """-X / length. 0/0 gives 0, an underflowed length cannot explode, an infinite one gives NaN."""
-    length = length.to(X.dtype)
-    return X / -(length.clamp(min=1e-15) + length * 0)
-
-
-def _length(d: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The Euclidean length along some dimensions, in float64.
-
-    The largest entry is divided out first: squares of 1e20 overflow in fp32.
-    """
-    if not dims:
-        return d.abs().double()
-    top = d.new_ones(())
-    if d.numel():  # a shard may be empty
-        top = torch.linalg.vector_norm(d, math.inf, dim=dims, keepdim=True)
-    scaled = d / top.clamp(min=torch.finfo(d.dtype).tiny)
-    length: Tensor = torch.linalg.vector_norm(scaled, dim=dims, keepdim=True).double() * top
-    return length
+        return lengths(X, self.along).to(X.dtype).amax((-2, -1))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,22 @@ SMALLEST = 1e-15
 any gradient, so the map ignores scale."""
 
 
+def lengths(X: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The Euclidean lengths along some dimensions, in float64: squares of 1e20 overflow in fp32."""
+    found: Tensor = torch.linalg.vector_norm(X, dim=dims, keepdim=True, dtype=torch.float64)
+    return found
+
+
+def divisor(length: Tensor, dtype: torch.dtype) -> Tensor:
+    """The length to divide by, at least SMALLEST.
+
+    If it overflows the dtype it is NaN, because a division by infinity would look like a zero
+    gradient.
+    """
+    length = length.to(dtype)
+    return length.clamp(min=SMALLEST) + length * 0
+
+
 class Polar(Protocol):
     """A backend: a batch of matrices (n, o, i) to their polar factors, same shape and dtype.
 
@@ -48,7 +64,6 @@ class Newton:
 
     name: its name in BACKENDS.
     steps: the coefficients (a, b, c) of each step.
-    source: where the coefficients are published.
     safety: at least 1. It keeps singular values below 1 if rounding raises them.
     dtype: the dtype of the products. None means fp16 for fp32 matrices on a CUDA GPU, where it is
     eight times as accurate as bf16 after normalisation. Otherwise it is the dtype of the input, at
@@ -62,7 +77,6 @@ class Newton:
 
     name: str
     steps: tuple[Triple, ...]
-    source: str
     safety: float = 1.0
     dtype: torch.dtype | None = None
     restarts: tuple[int, ...] = ()
@@ -71,11 +85,7 @@ class Newton:
         tall = X.shape[-2] > X.shape[-1]
         Y = X.mT if tall else X  # the short side first: the Gram matrix is the smaller one
         Y = Y.float() if Y.dtype.itemsize < 4 else Y
-        # Squares of 1e20 overflow in fp32. A length that overflows becomes NaN, because a division
-        # by infinity would look like a zero gradient.
-        wide = torch.linalg.vector_norm(Y, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-        length = (wide * self.safety).to(Y.dtype)
-        Y = Y / (length.clamp(min=SMALLEST) + length * 0)
+        Y = Y / divisor(lengths(Y, (-2, -1)) * self.safety, Y.dtype)
         Y = self.products(Y.to(self.dtype_on(Y.device, Y.dtype)))
         return (Y.mT if tall else Y).to(X.dtype)
 
@@ -161,19 +171,10 @@ class Exact:
 
 EXACT = Exact()
 
-DIRECTION = Newton(
-    "direction",
-    (),
-    "the polar factor of a vector: d / ||d||, without products",
-    dtype=torch.float32,
-)
-
-KELLER = Newton(
-    "keller",
-    ((3.4445, -4.7750, 2.0315),) * 5,
-    "Jordan et al. 2024, Muon: https://kellerjordan.github.io/posts/muon",
-    restarts=(3,),
-)
+DIRECTION = Newton("direction", (), dtype=torch.float32)
+"""The polar factor of a vector: d / ||d||, without products."""
+KELLER = Newton("keller", ((3.4445, -4.7750, 2.0315),) * 5, restarts=(3,))
+"""Jordan et al. 2024, Muon: https://kellerjordan.github.io/posts/muon"""
 YOU = Newton(
     "you",
     (
@@ -183,9 +184,9 @@ YOU = Newton(
         (2.8769, -3.1427, 1.2046),
         (2.8366, -3.0525, 1.2012),
     ),
-    "You Jiacheng 2025: https://x.com/YouJiacheng/status/1905861218138804534",
     restarts=(3,),
 )
+"""You Jiacheng 2025: https://x.com/YouJiacheng/status/1905861218138804534"""
 _POLAR_EXPRESS: tuple[Triple, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -196,13 +197,10 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
 POLAR_EXPRESS = Newton(
     "polar_express",
     tuple((a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in _POLAR_EXPRESS),
-    "Amsel et al. 2025, arXiv:2505.16932, algorithm 1: the first five steps, safety factor 1.01",
     safety=1.01,
     restarts=(3,),
 )
-CUBIC = Newton(
-    "cubic",
-    ((1.5, -0.5, 0.0),) * 15,
-    "the classical Newton-Schulz iteration (Higham 2008, Functions of Matrices, section 8.3)",
-)
+"""Amsel et al. 2025, arXiv:2505.16932, algorithm 1: the first five steps, safety factor 1.01"""
+CUBIC = Newton("cubic", ((1.5, -0.5, 0.0),) * 15)
+"""The classical Newton-Schulz iteration (Higham 2008, Functions of Matrices, section 8.3)."""
 BACKENDS: dict[str, Polar] = {b.name: b for b in (EXACT, KELLER, YOU, POLAR_EXPRESS, CUBIC)}

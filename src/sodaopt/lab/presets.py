@@ -75,11 +75,8 @@ TRACK3_DESIGN = Design(
     normal=True,
     bf16_embedding=True,
 )
-TRACK3_POLAR = Newton(
-    "track3",
-    ((2.0, -1.5, 0.5),) * 12,
-    "modded-nanogpt, records/track_3_optimization/train_gpt_simple.py",
-)
+TRACK3_POLAR = Newton("track3", ((2.0, -1.5, 0.5),) * 12)
+"""modded-nanogpt, records/track_3_optimization/train_gpt_simple.py"""
 TRACK3_LR, TRACK3_BATCH = 0.025, 512
 TRACK3_EPS = 1e-10 / (TRACK3_BATCH * 1024)
 """Adam's eps. The script has 1e-10 for gradients of a loss summed over the batch, and the lab's

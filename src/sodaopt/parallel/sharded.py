@@ -19,17 +19,11 @@ from sodaopt.backends import PLAIN
 from sodaopt.parallel.layout import Box, Placement
 
 
-def _dtensor() -> Any:
-    """torch's DTensor class. None if it was not imported: then no DTensor exists."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return getattr(module, "DTensor", None)
-
-
 def is_sharded(t: Tensor) -> bool:
     if type(t) in PLAIN:  # nearly always, and asked several times for each parameter and step
         return False
-    cls = _dtensor()
-    return cls is not None and isinstance(t, cls)
+    module = sys.modules.get("torch.distributed.tensor")  # no DTensor exists before its import
+    return module is not None and isinstance(t, module.DTensor)
 
 
 def local(t: Any) -> Tensor:
