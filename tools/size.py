@@ -65,10 +65,11 @@ LATER = {
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
-    "state of another wrapper, optimizer or model is refused": (
+    "uses of wrappers, and state of others, that went wrong without an error are refused": (
         "_errors.py: check_shape",
-        "wrappers/known_bases.py: check_moments",
-        "wrappers/live.py: LiveOptimizer._check_kind LiveOptimizer.__init_subclass__",
+        "wrappers/refusals.py",
+        "wrappers/base.py: _check_capture",
+        "wrappers/live.py: LiveOptimizer.__init_subclass__",
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
     "checkpoints with other groups, by the parameters' names": (

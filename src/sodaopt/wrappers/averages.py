@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
-from sodaopt._errors import check_shape, count, number
+from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
+from sodaopt.wrappers import refusals
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
@@ -27,11 +28,8 @@ class _Average(Wrapper):
         raise NotImplementedError
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        restored = self._first(p)
-        for name, t in own.items():
-            check_shape(name, t.shape, p.shape)
-            restored[name].copy_(t)
-        return restored
+        refusals.check_shapes(own, p)
+        return {name: t.copy_(own[name]) for name, t in self._first(p).items()}
 
     def _kept(self, step: GroupStep) -> Tensors:
         return {p: self._own(p) or self._first(p) for p in step.params}

@@ -130,12 +130,7 @@ class Wrapper(Watched, LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if self._output and not all(g[self._prefix + "train_mode"] for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
-        is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if is_ready and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"a CUDA graph of {type(self).__name__} would repeat the k of this step: capture "
-                "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
-            )
+        _check_capture(self)
         with _ctrl_c_waits():
             self._step()
         return loss
@@ -217,6 +212,16 @@ class Wrapper(Watched, LiveOptimizer):
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""
         sharded.exchange(p, kept[self._output or ""])
+
+
+def _check_capture(wrapper: Optimizer) -> None:
+    """Raise if a CUDA graph is being captured."""
+    is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_ready and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"a CUDA graph of {type(wrapper).__name__} would repeat the k of this step: capture "
+            "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
+        )
 
 
 @contextmanager

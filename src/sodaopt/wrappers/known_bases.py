@@ -9,13 +9,11 @@ from __future__ import annotations
 import inspect
 from importlib import resources
 from typing import Any
-from weakref import WeakValueDictionary
 
-from torch import Tensor
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import Optimizer
 
-from sodaopt._errors import check_shape
 from sodaopt.core.optimizer import SODA
+from sodaopt.wrappers import refusals
 
 NON_READERS = frozenset(
     (resources.files("sodaopt.wrappers") / "non_readers.txt").read_text(encoding="utf-8").split()
@@ -36,10 +34,6 @@ DECAYS: dict[str, object] = {
 }
 
 
-WRAPPERS: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()
-"""The wrapper of each wrapped optimizer, by the optimizer's id. A deleted wrapper is gone."""
-
-
 def check_base(base: Any, wrapper: str) -> None:
     """Raise if the optimizer cannot be wrapped."""
     name = type(base).__name__
@@ -54,21 +48,7 @@ def check_base(base: Any, wrapper: str) -> None:
         )
     if not isinstance(base, Optimizer):
         raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
-    if id(base) in WRAPPERS:
-        raise ValueError(
-            f"this {name} is already in a {type(WRAPPERS[id(base)]).__name__}, and two wrappers "
-            f"would both move its parameters: build one {name} for each, or delete the other"
-        )
-    if isinstance(base, SparseAdam):
-        raise TypeError(
-            f"{wrapper} cannot wrap SparseAdam: it moves only the rows with a gradient, and the "
-            "pull moves all of them. Use Adam with dense gradients"
-        )
-    if any(group.get("differentiable") for group in base.param_groups):
-        raise ValueError(
-            f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
-            "the derivatives"
-        )
+    refusals.check_kind(base, wrapper)
     closure = list(inspect.signature(type(base).step).parameters.values())[1:2]
     if any(argument.default is argument.empty for argument in closure):
         raise TypeError(
@@ -81,15 +61,3 @@ def check_base(base: Any, wrapper: str) -> None:
         averages = hasattr(base, "eval")
     if averages:
         raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
-"""State tensors of torch's optimizers that have the shape of their parameter."""
-
-
-def check_moments(saved: Any, p: Tensor) -> None:
-    """Raise if a moment to load has another shape than its parameter."""
-    for name in MOMENTS if isinstance(saved, dict) else ():
-        t = saved.get(name)
-        if isinstance(t, Tensor) and t.dim() == p.dim():
-            check_shape(name, t.shape, p.shape)

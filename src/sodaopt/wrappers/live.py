@@ -13,20 +13,15 @@ from typing import Any, ClassVar, Self, TypeAlias
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sodaopt.wrappers import refusals
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
+from sodaopt.wrappers.known_bases import check_base
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
 
-PREFIXES: dict[str, str] = {}
-"""The names of the wrappers by the prefix of their keys."""
-
 HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """The tables of step hooks, private in torch, that a wrapper shares with its base."""
-
-NEEDED = {"betas", "momentum", "method"}
-"""Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
 
 
 def _of_base(name: str) -> Any:
@@ -46,7 +41,7 @@ class LiveOptimizer(Optimizer):
 
     def __init_subclass__(cls) -> None:
         if "_prefix" in vars(cls):
-            PREFIXES[cls._prefix] = cls.__name__
+            refusals.PREFIXES[cls._prefix] = cls.__name__
 
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
@@ -67,7 +62,7 @@ class LiveOptimizer(Optimizer):
         for name in HOOKS:
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
         self._fp32_step = Fp32Step(self.base, type(self).__name__)
-        WRAPPERS[id(self.base)] = self
+        refusals.WRAPPERS[id(self.base)] = self
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
@@ -142,17 +137,17 @@ class LiveOptimizer(Optimizer):
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
+        refusals.check_writer(self, state_dict["param_groups"])
         groups = [self._group_keys() | g for g in state_dict["param_groups"]]
         for group, current in zip(groups, self.base.param_groups, strict=False):
             group |= {k: current[k] for k in self._constructor_keys if k in current}
         # everything is checked and copied before anything is changed
         self._check_groups(groups)
-        self._check_kind(state_dict["param_groups"])
         state = dict(state_dict["state"])
         restored = {}
         for n, p in self._numbered(state_dict):
             theirs, own = self._split(state.get(n))
-            check_moments(theirs, p)
+            refusals.check_moments(theirs, p)
             if own:
                 state[n] = theirs
                 restored[p] = self._prefixed(self._restored(p, own))
@@ -166,28 +161,7 @@ class LiveOptimizer(Optimizer):
         """The parameters with their numbers in a state dict."""
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
-        if len(numbers) != len(params):
-            raise ValueError(
-                f"the state to load has {len(numbers)} parameters and the optimizer {len(params)}: "
-                "build the optimizer with the parameters of the checkpoint"
-            )
         return list(zip(numbers, params, strict=True))
-
-    def _check_kind(self, groups: list[Group]) -> None:
-        """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
-        name, base = type(self).__name__, type(self.base).__name__
-        for group in groups:
-            others = [w for w in PREFIXES if f"{w}k" in group and w != self._prefix]
-            if others and self._prefix + "k" not in group:
-                raise ValueError(
-                    f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
-                    f"build the optimizer with {PREFIXES[others[0]]}"
-                )
-            if missing := sorted(NEEDED & set(self.base.defaults) - set(group)):
-                raise ValueError(
-                    f"the state to load has no {', '.join(missing)}, which {base} needs: it was "
-                    "written by another optimizer"
-                )
 
     def _load_base(self, state_dict: dict[str, Any]) -> None:
         """Load the base while its state has none of the wrapper's tensors.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
@@ -17,6 +17,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
 from sodaopt.schedules import Coef
+from sodaopt.wrappers import refusals
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
@@ -195,11 +196,7 @@ class SODAWrapper(Wrapper):
 
 def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
     """Return only= as a predicate of a parameter."""
-    if isinstance(only, nn.Module):  # a module is callable, as a predicate is
-        raise TypeError(
-            f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
-            "layers, or only=model.parameters() for all of it"
-        )
+    refusals.check_only(only)
     if callable(only):
         return only  # type: ignore[no-any-return]
     entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
