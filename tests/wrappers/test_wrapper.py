@@ -401,7 +401,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
     "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
     "a closure by another name": (lambda: NeedsLoss(network()), "evaluates the loss several times"),
-    "a wrapper": (lambda: SODAWrapper(adamw(network())), "which is a wrapper itself"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "or is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
 }  # fmt: skip
@@ -1284,7 +1284,7 @@ def test_a_memory_waits_for_its_start() -> None:
 
 
 def test_an_averaging_row_is_refused() -> None:
-    with pytest.raises(TypeError, match="averages its iterates itself"):
+    with pytest.raises(TypeError, match="averages its iterates"):
         Lookahead(SODA(network(), 0.1, zoo.schedule_free()))
 
 

@@ -37,17 +37,11 @@ DECAYS: dict[str, object] = {
 def check_base(base: Any, wrapper: str) -> None:
     """Raise if the optimizer cannot be wrapped."""
     name = type(base).__name__
-    if isinstance(base, type):
-        raise TypeError(
-            f"{wrapper} wraps an optimizer, not a class: {wrapper}.of({base.__name__})(params)"
-        )
-    if isinstance(getattr(base, "base", None), Optimizer):
-        raise TypeError(
-            f"{wrapper} cannot wrap a {name}, which is a wrapper itself: wrap the optimizer inside "
-            "it, or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
-        )
     if not isinstance(base, Optimizer):
-        raise TypeError(f"{wrapper} wraps a torch.optim.Optimizer, got {name}")
+        raise TypeError(
+            f"{wrapper} wraps a torch.optim.Optimizer, got {name}. Around a class such as AdamW, "
+            f"write {wrapper}.of(AdamW)(params)"
+        )
     refusals.check_kind(base, wrapper)
     closure = list(inspect.signature(type(base).step).parameters.values())[1:2]
     if any(argument.default is argument.empty for argument in closure):
@@ -55,9 +49,10 @@ def check_base(base: Any, wrapper: str) -> None:
             f"{name} evaluates the loss several times a step, at points of its own: there is no "
             "one update to add the pull to"
         )
-    if isinstance(base, SODA):
-        averages = any(m._keeps_x or m._keeps_z for m in base.methods.values())
-    else:
-        averages = hasattr(base, "eval")
-    if averages:
-        raise TypeError(f"{name} averages its iterates itself: wrap the optimizer inside it")
+    methods = base.methods.values() if isinstance(base, SODA) else ()
+    has_output = hasattr(base, "eval") and not isinstance(base, SODA)  # wrappers too
+    if has_output or any(m._keeps_x or m._keeps_z for m in methods):
+        raise TypeError(
+            f"{name} averages its iterates or is a wrapper itself: wrap the optimizer inside it, "
+            "or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
+        )
