@@ -75,6 +75,7 @@ LATER = {
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
+    "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._leader",
