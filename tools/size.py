@@ -75,11 +75,12 @@ LATER = {
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
     "a pull that fails halfway is undone": ("anchors/pull.py: _undo",),
-    "state of another wrapper, optimizer or model is refused": (
+    "uses of wrappers, and state of others, that went wrong without an error are refused": (
         "_errors.py: check_shape",
         "core/state.py: _warn_of_settings",
-        "wrappers/known_bases.py: check_moments",
-        "wrappers/live.py: LiveOptimizer._check_kind LiveOptimizer.__init_subclass__",
+        "wrappers/refusals.py",
+        "wrappers/base.py: _check_capture",
+        "wrappers/live.py: LiveOptimizer.__init_subclass__",
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
     "hyperparameters in a group of SODA are refused at a step too": (
@@ -89,6 +90,7 @@ LATER = {
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
+    "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._catch_up",

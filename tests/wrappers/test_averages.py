@@ -306,7 +306,7 @@ WRONG = {
     "momentum": (lambda: SNOO(SGD(network()), momentum=2), "momentum must be in"),
     "nested": (
         lambda: GPA(Lookahead(SGD(network()))),
-        "which is a wrapper itself",
+        "or is a wrapper itself",
     ),
     "LBFGS": (lambda: Lookahead(torch.optim.LBFGS(network())), "evaluates the loss several times"),
 }

@@ -406,7 +406,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
     "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
     "a closure by another name": (lambda: NeedsLoss(network()), "evaluates the loss several times"),
-    "a wrapper": (lambda: SODAWrapper(adamw(network())), "which is a wrapper itself"),
+    "a wrapper": (lambda: SODAWrapper(adamw(network())), "or is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
 }  # fmt: skip
@@ -1216,6 +1216,18 @@ def test_only_in_groups_that_come_later() -> None:
     assert opt.param_groups[1]["soda_only"] == []
 
 
+@pytest.mark.parametrize("then", ["step", "load"])
+def test_a_group_that_is_added_to_the_base(then: str) -> None:
+    matrix, bias, more = (Parameter(torch.ones(s)) for s in ((2, 3), (3,), (4, 2)))
+    opt = SODAWrapper(SGD([matrix], 0.1), only=lambda p: p.ndim == 2)
+    opt.base.add_param_group({"params": [bias, more]})
+    if then == "load":
+        opt.load_state_dict(opt.state_dict())
+    feed(opt, [matrix, bias, more], range(1))
+    assert opt.param_groups[1]["soda_only"] == [1]
+    assert [("soda_z0" in opt.state[p]) for p in (matrix, bias, more)] == [True, False, True]
+
+
 @pytest.mark.parametrize("how", [lambda opt: opt, copy.deepcopy], ids=["itself", "a copy"])
 def test_a_list_of_parameters_is_not_kept(how: Callable[[Any], Any]) -> None:
     listed, other, late = network(), network(), network()
@@ -1287,7 +1299,7 @@ def test_a_memory_waits_for_its_start() -> None:
 
 
 def test_an_averaging_row_is_refused() -> None:
-    with pytest.raises(TypeError, match="averages its iterates itself"):
+    with pytest.raises(TypeError, match="averages its iterates"):
         Lookahead(SODA(network(), 0.1, zoo.schedule_free()))
 
 

@@ -6,27 +6,23 @@ This is an experiment of the studies `candidates-...`, after Cautious Weight Dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
 
 from sodaopt.anchors import Source, pull_
-from sodaopt.wrappers.base import GroupStep
 from sodaopt.wrappers.soda import SODAWrapper
 
 
 class CautiousWrapper(SODAWrapper):
     """x <- x + u + lam (z0 - x) if (z0 - x) u > 0, with the base optimizer's update u."""
 
-    def _pull(
-        self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
-    ) -> Iterator[None]:
+    def _pull(self, xs: list[Tensor], z0: list[Source], lam: float) -> Generator[None]:
         before = [x.clone() for x in xs]
         pulls = [x.clone() for x in xs]
         pull_(pulls, z0, lam)
         torch._foreach_sub_(pulls, before)
         yield
-        if step.begun:
-            for x, old, pull in zip(xs, before, pulls, strict=True):
-                x.add_(pull * ((x - old) * pull > 0))
+        for x, old, pull in zip(xs, before, pulls, strict=True):
+            x.add_(pull * ((x - old) * pull > 0))

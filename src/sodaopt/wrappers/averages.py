@@ -5,39 +5,21 @@ ScheduleFree and GPA average z at each step, Lookahead and SNOO every few steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
-from sodaopt._errors import check_shape, count, number
+from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
 from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
-class _Average(Wrapper):
-    """A wrapper that keeps more than one point of each parameter."""
-
-    def _first(self, p: Tensor) -> dict[str, Tensor]:
-        """The wrapper's tensors of p before the first step."""
-        raise NotImplementedError
-
-    def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        restored = self._first(p)
-        for name, t in own.items():
-            check_shape(name, t.shape, p.shape)
-            restored[name].copy_(t)
-        return restored
-
-    def _kept(self, step: GroupStep) -> Tensors:
-        return {p: self._own(p) or self._first(p) for p in step.params}
-
-
-class _Averaged(_Average):
+class _Averaged(Wrapper):
     """The base steps z. Parameters hold y = (1-lam_bar) x + lam_bar z, and x is the output.
 
     x and z of 16-bit parameters are kept in fp32, so y is rounded but never summed in 16 bits.
@@ -49,23 +31,23 @@ class _Averaged(_Average):
         """lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
         raise NotImplementedError
 
-    @property
     def _coef(self) -> Coef:
         return self._coefs()[0]
 
-    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         y, (_, lam_bar, at_y) = step.points, self._coefs()
         xs, zs = ([sharded.local(own[name]) for own in kept.values()] for name in ("x", "z"))
         decayed = torch._foreach_add(zs, y, alpha=-at_y * step.group["lr"]) if at_y else zs
         torch._foreach_copy_(y, decayed)
-        yield
-        if step.begun:
+        try:
+            yield
             torch._foreach_copy_(zs, y)
             torch._foreach_lerp_(xs, zs, lam)
-        torch._foreach_copy_(y, xs)
-        torch._foreach_lerp_(y, zs, lam_bar)
-        for j in step.low:
-            sharded.local(step.params[j]).copy_(y[j])
+        finally:  # also if the base's step does not begin
+            torch._foreach_copy_(y, xs)
+            torch._foreach_lerp_(y, zs, lam_bar)
+            for j in step.low:
+                sharded.local(step.params[j]).copy_(y[j])
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
@@ -138,22 +120,21 @@ class GPA(_Averaged):
         return self.lam, self.lam_bar, 0.0
 
 
-class _Periodic(_Average):
+class _Periodic(Wrapper):
     """Every `every` steps the slow weights step toward the fast ones, which restart there."""
 
     _output = "slow"
     every: int
 
-    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         yield
-        if step.begun:
-            k = self._k(step.group)
-            is_outer = (k + 1) % self.every == 0
-            for own, z in zip(kept.values(), step.points, strict=True) if is_outer else ():
-                self._outer({name: sharded.local(t) for name, t in own.items()}, z)
-            step.write(0, k)
-            for p, own in kept.items() if is_outer else ():
-                sharded.local(own["slow"]).copy_(sharded.local(p))
+        k = self._k(step.group)
+        is_outer = (k + 1) % self.every == 0
+        for own, z in zip(kept.values(), step.points, strict=True) if is_outer else ():
+            self._outer({name: sharded.local(t) for name, t in own.items()}, z)
+        step.write(0, k)
+        for p, own in kept.items() if is_outer else ():
+            sharded.local(own["slow"]).copy_(sharded.local(p))
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"slow": p.detach().clone()}

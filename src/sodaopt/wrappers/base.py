@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeAlias
@@ -23,8 +23,7 @@ from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
 from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
-from sodaopt.schedules import Coef
-from sodaopt.wrappers.live import HOOKS, Group, LiveOptimizer
+from sodaopt.wrappers.live import Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies
 
 Tensors: TypeAlias = dict[Tensor, dict[str, Tensor]]
@@ -36,13 +35,12 @@ class GroupStep:
     """One step of a group's parameters that have a gradient.
 
     indices: the index of each parameter in the optimizer.
-    begun, completed: the base's step has begun, and has returned.
+    completed: the base's step has returned.
     """
 
     group: Group
     indices: list[int]
     params: list[Tensor]
-    begun: bool = False
     completed: bool = False
 
     @cached_property
@@ -58,8 +56,7 @@ class GroupStep:
         """
         points = [p if type(p) in PLAIN else sharded.local(p) for p in self.params]
         if self.low:
-            copies = fp32_copies([points[j] for j in self.low])
-            for j, x in zip(self.low, copies, strict=True):
+            for j, x in zip(self.low, fp32_copies([points[j] for j in self.low]), strict=True):
                 points[j] = x
         return points
 
@@ -71,31 +68,22 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass writes `_kept` and `_around`."""
-
-    @property
-    def _coef(self) -> Coef:
-        """The schedule of lam. Its memory is in the groups."""
-        return 0.0
+    """An optimizer around a base optimizer. A subclass writes `_first` and `_around`."""
 
     _coef_name: ClassVar[str] = "lam"
     """The user's name for lam, for errors."""
 
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. They are stored after the base's step."""
-        raise NotImplementedError
+        return {p: self._own(p) or self._first(p) for p in step.params}
 
-    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         """Move the points to where the base must step from, yield, and finish the step.
 
-        It is resumed after the base's step, also if that failed. If the base's step has not begun
-        (`step.begun`), it moves the points back.
+        It is resumed after the base's step, also if that failed. If the base's step does not begin,
+        it is closed at the yield (GeneratorExit), and moves the points back.
         """
         raise NotImplementedError
-
-    def _group_keys(self) -> Group:
-        mode = {"train_mode": True} if self._output else {}
-        return self._prefixed({"k": 0, **schedules.start(self._coef), **mode})
 
     def _k(self, group: Group) -> int:
         """The step of the schedule of lam."""
@@ -103,8 +91,9 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _memory(self, group: Group) -> dict[str, Any]:
         """The memory of the schedule at its step k. Before step 0 it does not change."""
-        k, past = self._k(group), {n: group[self._prefix + n] for n in schedules.start(self._coef)}
-        return schedules.advance(self._coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
+        k, coef = self._k(group), self._coef()
+        past = {n: group[self._prefix + n] for n in schedules.start(coef)}
+        return schedules.advance(coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     def _lam(self, group: Group, memory: dict[str, Any]) -> float:
         """lam at the coming step.
@@ -112,7 +101,7 @@ class Wrapper(Watched, LiveOptimizer):
         memory: the memory of the schedule at that step.
         """
         k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
-        lam = schedules.value(self._coef, k, lr, memory)
+        lam = schedules.value(self._coef(), k, lr, memory)
         if not 0 <= lam <= 1:
             name = self._coef_name
             raise ValueError(f"{name} must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
@@ -123,33 +112,24 @@ class Wrapper(Watched, LiveOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure at the current parameters, then move them."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         self._check_groups(self.base.param_groups)
-        if self._output and not all(g[self._prefix + "train_mode"] for g in self.base.param_groups):
+        if not all(g.get(self._prefix + "train_mode", True) for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
-        is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if is_ready and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"a CUDA graph of {type(self).__name__} would repeat the k of this step: capture "
-                "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
-            )
+        _check_capture(self)
         with _ctrl_c_waits():
             self._step()
         return loss
 
     def _step(self) -> None:
         steps = self._group_steps()
-        with ExitStack() as afterwards:
-            for step in steps:
-                around = self._group_step(step)
+        with ExitStack() as undo, ExitStack() as finish:
+            arounds = [undo.enter_context(closing(self._group_step(step))) for step in steps]
+            for around in arounds:
                 next(around)
-                afterwards.callback(next, around, None)
             with self._in_fp32(steps), _without_hooks(self.base):
-                for step in steps:
-                    step.begun = True
+                for around in arounds:
+                    finish.callback(next, around, None)
                 self.base.step()  # without a closure: some bases take none
             for step in steps:
                 step.completed = True
@@ -172,7 +152,7 @@ class Wrapper(Watched, LiveOptimizer):
                 steps.append(GroupStep(group, list(found), list(found.values())))
         return steps
 
-    def _group_step(self, step: GroupStep) -> Iterator[None]:
+    def _group_step(self, step: GroupStep) -> Generator[None]:
         """Step one group: yield to the base's step, then store the wrapper's tensors and numbers.
 
         If the base's step failed, a parameter that the base has no state of is left out: many bases
@@ -182,17 +162,13 @@ class Wrapper(Watched, LiveOptimizer):
         memory = self._memory(group)
         lam, kept = self._lam(group, memory), self._kept(step)
         yield from self._around(step, kept, lam)
-        if step.begun:
-            for p, own in kept.items():
-                if step.completed or state.get(p):
-                    state[p].update({prefix + name: t for name, t in own.items()})
-            numbers = {"k": group[prefix + "k"] + 1, **memory}
-            group.update({prefix + name: v for name, v in numbers.items()})
+        for p, own in kept.items():
+            if step.completed or state.get(p):
+                state[p].update({prefix + name: t for name, t in own.items()})
+        numbers = {"k": group[prefix + "k"] + 1, **memory}
+        group.update({prefix + name: v for name, v in numbers.items()})
 
     # -- which point the parameters hold ------------------------------------------------------
-
-    _output: ClassVar[str | None] = None
-    """The name of the tensor that holds the method's output, if the parameter does not."""
 
     def train(self) -> None:
         """Let the parameters hold the point where gradients are taken."""
@@ -204,19 +180,27 @@ class Wrapper(Watched, LiveOptimizer):
 
     @torch.no_grad()
     def _switch(self, train: bool) -> None:
-        if self._output is None:
-            return
+        mode = self._prefix + "train_mode"
         for group in self.base.param_groups:
-            if group[self._prefix + "train_mode"] != train:
+            if group.get(mode, train) != train:
                 for p in group["params"]:
-                    kept = self._own(p)
-                    if self._output in kept:
-                        self._swap(p, kept, train)
-                group[self._prefix + "train_mode"] = train
+                    if own := self._own(p):
+                        self._swap(p, own, train)
+                group[mode] = train
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""
         sharded.exchange(p, kept[self._output or ""])
+
+
+def _check_capture(wrapper: Optimizer) -> None:
+    """Raise if a CUDA graph is being captured."""
+    is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_ready and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"a CUDA graph of {type(wrapper).__name__} would repeat the k of this step: capture "
+            "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
+        )
 
 
 @contextmanager
@@ -251,13 +235,9 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
     """Let the base step without hooks.
 
     torch runs the global hooks, and those that wrapper and base share, around the wrapper's step.
-    The tables of global hooks are private in torch. If they go, global hooks run twice a step.
     """
-    tables = [
-        *(vars(base)[name] for name in HOOKS),
-        optimizer._global_optimizer_pre_hooks,
-        optimizer._global_optimizer_post_hooks,
-    ]
+    tables: list[Any] = [base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks]
+    tables += _global_hooks()
     held = [(table, dict(table)) for table in tables if table]
     try:
         for table, _ in held:
@@ -266,3 +246,8 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
     finally:
         for table, hooks in held:
             table.update(hooks)
+
+
+def _global_hooks() -> list[Any]:
+    """The tables of global hooks, private in torch. If they go, global hooks run twice a step."""
+    return [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]

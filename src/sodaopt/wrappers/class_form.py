@@ -42,10 +42,7 @@ def class_form(cls: Any, base_class: type[Optimizer], options: tuple[tuple[str, 
         cls.__init__(self, base_class(*given.args[1:], **given.kwargs), **dict(options))
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
-    body = {
-        "__init__": __init__,
-        "__doc__": f"{cls.__name__} around {base_class.__name__}.",
-        "__module__": cls.__module__,
-        "_form": (cls, base_class, options),
-    }
-    return ClassForm(f"{cls.__name__}_{base_class.__name__}", (cls,), body)
+    made: Any = ClassForm(f"{cls.__name__}_{base_class.__name__}", (cls,), {"__init__": __init__})
+    made.__doc__ = f"{cls.__name__} around {base_class.__name__}."
+    made._form = cls, base_class, options
+    return made

@@ -8,25 +8,20 @@ dict holds everything, and a checkpoint of the bare base loads too.
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import ExitStack
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sodaopt import schedules
+from sodaopt.schedules import Coef
+from sodaopt.wrappers import refusals
 from sodaopt.wrappers.class_form import class_form
-from sodaopt.wrappers.known_bases import WRAPPERS, check_base, check_moments
+from sodaopt.wrappers.known_bases import check_base
 from sodaopt.wrappers.low_precision import Fp32Step
 
 Group: TypeAlias = dict[str, Any]
-
-PREFIXES: dict[str, str] = {}
-"""The names of the wrappers by the prefix of their keys."""
-
-HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""The tables of step hooks, private in torch, that a wrapper shares with its base."""
-
-NEEDED = {"betas", "momentum", "method"}
-"""Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
 
 
 def _of_base(name: str) -> Any:
@@ -46,7 +41,7 @@ class LiveOptimizer(Optimizer):
 
     def __init_subclass__(cls) -> None:
         if "_prefix" in vars(cls):
-            PREFIXES[cls._prefix] = cls.__name__
+            refusals.PREFIXES[cls._prefix] = cls.__name__
 
     def __init__(self, base: Optimizer) -> None:
         check_base(base, type(self).__name__)
@@ -54,9 +49,7 @@ class LiveOptimizer(Optimizer):
         self._connect()
         base.defaults.update(self._group_keys())  # for groups added later
         for group in base.param_groups:
-            for key, value in self._group_keys().items():
-                group.setdefault(key, value)
-            self._added(group)
+            group.update(self._group_keys() | group)
         self._check_groups(base.param_groups)
         if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
@@ -64,20 +57,26 @@ class LiveOptimizer(Optimizer):
     def _connect(self) -> None:
         """Make the parts that are not copied or pickled."""
         super().__setstate__({})  # torch's tables of hooks and patched step, without parameters
-        for name in HOOKS:
+        # the wrapper shares the base's tables of step hooks, whose names are private in torch
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
         self._fp32_step = Fp32Step(self.base, type(self).__name__)
-        WRAPPERS[id(self.base)] = self
+        refusals.WRAPPERS[id(self.base)] = self
+
+    _output: ClassVar[str | None] = None
+    """The name of the tensor that holds the method's output, if the parameter does not."""
+
+    def _coef(self) -> Coef:
+        """The schedule of lam. Its memory is in the groups."""
+        return 0.0
 
     def _group_keys(self) -> Group:
         """The wrapper's group keys with their first values: plain numbers."""
-        raise NotImplementedError
+        mode = {"train_mode": True} if self._output else {}
+        return self._prefixed({"k": 0, **schedules.start(self._coef()), **mode})
 
     def _check_groups(self, groups: list[Group]) -> None:
         """Raise if these groups, live or to be loaded, must not be wrapped."""
-
-    def _added(self, group: Group) -> None:
-        """Set the keys of a group that depend on its parameters."""
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
@@ -105,13 +104,11 @@ class LiveOptimizer(Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the base."""
-        count = len(self.base.param_groups)
         self.base.add_param_group(param_group)
         try:
-            self._added(self.base.param_groups[-1])
             self._check_groups(self.base.param_groups)
         except ValueError:
-            del self.base.param_groups[count:]  # restore the groups as they were
+            self.base.param_groups.pop()  # restore the groups as they were
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -142,21 +139,26 @@ class LiveOptimizer(Optimizer):
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
+        refusals.check_writer(self, state_dict["param_groups"])
+        self._check_groups(self.base.param_groups)  # sets the keys of groups added to the base
         groups = [self._group_keys() | g for g in state_dict["param_groups"]]
-        for group, current in zip(groups, self.base.param_groups, strict=False):
-            group |= {k: current[k] for k in self._constructor_keys if k in current}
+        for group, current in zip(groups, self.base.param_groups, strict=True):
+            group |= {k: current[k] for k in self._constructor_keys}
         # everything is checked and copied before anything is changed
         self._check_groups(groups)
-        self._check_kind(state_dict["param_groups"])
-        state = dict(state_dict["state"])
-        restored = {}
+        state, restored = dict(state_dict["state"]), {}
         for n, p in self._numbered(state_dict):
             theirs, own = self._split(state.get(n))
-            check_moments(theirs, p)
+            refusals.check_moments(theirs, p)
             if own:
                 state[n] = theirs
                 restored[p] = self._prefixed(self._restored(p, own))
-        self._load_base({**state_dict, "state": state, "param_groups": groups})
+        with ExitStack() as undo:
+            undo.callback(self.base.state.update, dict(self.base.state))
+            # SODA refuses a state dict that lacks a tensor of its state, such as a z0
+            self.base.state.update({p: self._split(s)[0] for p, s in self.base.state.items()})
+            self._fp32_step.load_base({**state_dict, "state": state, "param_groups": groups})
+            undo.pop_all()
         for p, own in restored.items():
             self.base.state[p].update(own)
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -166,45 +168,16 @@ class LiveOptimizer(Optimizer):
         """The parameters with their numbers in a state dict."""
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
-        if len(numbers) != len(params):
-            raise ValueError(
-                f"the state to load has {len(numbers)} parameters and the optimizer {len(params)}: "
-                "build the optimizer with the parameters of the checkpoint"
-            )
         return list(zip(numbers, params, strict=True))
 
-    def _check_kind(self, groups: list[Group]) -> None:
-        """Raise if another wrapper, or a wrapper of another optimizer, wrote these groups."""
-        name, base = type(self).__name__, type(self.base).__name__
-        for group in groups:
-            others = [w for w in PREFIXES if f"{w}k" in group and w != self._prefix]
-            if others and self._prefix + "k" not in group:
-                raise ValueError(
-                    f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
-                    f"build the optimizer with {PREFIXES[others[0]]}"
-                )
-            if missing := sorted(NEEDED & set(self.base.defaults) - set(group)):
-                raise ValueError(
-                    f"the state to load has no {', '.join(missing)}, which {base} needs: it was "
-                    "written by another optimizer"
-                )
-
-    def _load_base(self, state_dict: dict[str, Any]) -> None:
-        """Load the base while its state has none of the wrapper's tensors.
-
-        SODA refuses a state dict that lacks a tensor of its state.
-        """
-        before = dict(self.base.state)
-        try:
-            self.base.state.update({p: self._split(s)[0] for p, s in before.items()})
-            self._fp32_step.load_base(state_dict)
-        except BaseException:
-            self.base.state.update(before)
-            raise
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
+        """The wrapper's tensors of p before its first step."""
+        raise NotImplementedError
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy the loaded tensors of p as this wrapper keeps them."""
-        raise NotImplementedError
+        refusals.check_shapes(own, p)
+        return {name: t.copy_(own[name]) for name, t in self._first(p).items()}
 
     def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """The wrapper's tensors of p as a checkpoint stores them."""

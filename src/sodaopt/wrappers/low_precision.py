@@ -47,15 +47,14 @@ class Fp32Step:
         points: the memory of the copies.
         """
         copies = self._copies(params, points, grads)
-        shards = [sharded.local(p) for p in params]
-        versions = [x._version for x in shards]
+        versions = [sharded.local(p)._version for p in params]
         try:
             self._replace(params, copies)
             yield
         finally:
             self._replace(copies, params)
             _release(copies, points)
-        if [x._version for x in shards] != versions:
+        if [sharded.local(p)._version for p in params] != versions:
             name = type(self.base).__name__
             raise RuntimeError(
                 f"{name} moved a 16-bit parameter instead of its fp32 copy, because it keeps "
@@ -68,10 +67,8 @@ class Fp32Step:
 
         SODA keeps its state in fp32 without copies. An empty parameter has no copy.
         """
-        if isinstance(self.base, SODA):
-            return []
-        found = [p for group in self.base.param_groups for p in group["params"]]
-        return [p for p in found if p.dtype in HALVES and p.numel()]
+        groups = [] if isinstance(self.base, SODA) else self.base.param_groups
+        return [p for g in groups for p in g["params"] if p.dtype in HALVES and p.numel()]
 
     def load_base(self, state_dict: dict[str, Any]) -> None:
         """Load the base's state into fp32 parameters: torch casts it to their dtype."""
@@ -84,36 +81,27 @@ class Fp32Step:
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
     def _copies(self, *columns: Sequence[Any]) -> list[Any]:
-        return [self._copy(*one) for one in zip(*columns, strict=True)]
-
-    def _copy(self, p: Tensor, x: Tensor, grad: Tensor | None) -> Any:
-        """The copy of p, which is the same object at each step: bases remember it."""
-        made: Any = self.kept.get(p)
-        if made is None:
-            made = self.kept[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
-            for name, attribute in p.__dict__.items():
-                made.__dict__.setdefault(name, attribute)
-        else:
+        """The copies, which are the same objects at each step: bases remember them."""
+        copies = []
+        for p, x, grad in zip(*columns, strict=True):
+            made: Any = self.kept.get(p)
+            if made is None:
+                made = self.kept[p] = nn.Parameter(sharded.like(x, p), p.requires_grad)
+                vars(made).update(vars(p) | vars(made))
             sharded.refill(made, x)
-        made.grad, made.fp32_copy_of = grad, p
-        return made
+            made.grad, made.fp32_copy_of = grad, p
+            copies.append(made)
+        return copies
 
     def _replace(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         by_id = dict(zip(map(id, old), new, strict=True))
         for group in self.base.param_groups:
             group["params"][:] = [by_id.get(id(p), p) for p in group["params"]]
-        for state in _states(self.base):
-            renamed = {by_id.get(id(p), p): s for p, s in state.items()}
-            state.clear()
-            state.update(renamed)
-
-
-def _states(base: Optimizer) -> list[Any]:
-    """The base's state, and the state of optimizers inside it that share its groups."""
-    groups = set(map(id, base.param_groups))
-    inside = [v for v in vars(base).values() if isinstance(v, Optimizer)]
-    shared = [o.state for o in inside if groups & set(map(id, o.param_groups))]
-    return [base.state, *(state for state in shared if state is not base.state)]
+        inside = [v for v in vars(self.base).values() if isinstance(v, Optimizer)]
+        for optimizer in [self.base, *inside]:  # those inside it may share its groups
+            renamed = {by_id.get(id(p), p): s for p, s in optimizer.state.items()}
+            optimizer.state.clear()
+            optimizer.state.update(renamed)
 
 
 def _release(copies: list[Any], points: Sequence[Tensor]) -> None:

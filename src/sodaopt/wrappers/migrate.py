@@ -11,6 +11,7 @@ The anchor is the model's weights at the next step, unless the optimizer has ano
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -41,14 +42,9 @@ def continue_from(
     >>> opt = SODAWrapper(torch.optim.AdamW(model.parameters(), weight_decay=0))
     >>> sodaopt.continue_from(opt, saved)
     """
-    saved, live = state_dict["param_groups"], optimizer.param_groups
-    by_param = {p: name for name, p in model.named_parameters()} if model else {}
-    is_plain = [len(g["params"]) for g in saved] == [len(by_param)]
-    by_number = dict(enumerate(by_param.values())) if is_plain else {}
-    theirs, ours = _names(saved, by_number), _names(live, by_param)
-    if theirs and ours and theirs != ours:
-        saved = _regrouped(saved, theirs, ours)
-    elif [len(g["params"]) for g in saved] != [len(g["params"]) for g in live]:
+    live = optimizer.param_groups
+    saved = _regrouped(state_dict["param_groups"], live, model)
+    if [len(g["params"]) for g in saved] != [len(g["params"]) for g in live]:
         raise ValueError(
             f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(live)}, or "
             "groups of other sizes: pass model=, or build the optimizer with the same groups"
@@ -74,8 +70,15 @@ def _names(groups: list[Group], known: dict[Any, str]) -> list[list[str]]:
     return []
 
 
-def _regrouped(saved: list[Group], theirs: list[list[str]], ours: list[list[str]]) -> list[Group]:
-    """The numbers of the checkpoint's parameters, in this optimizer's groups."""
+def _regrouped(saved: list[Group], live: list[Group], model: nn.Module | None) -> list[Group]:
+    """The checkpoint's groups. If their names differ from the live groups', the live ones with the
+    numbers of the checkpoint's parameters."""
+    by_param = {p: name for name, p in model.named_parameters()} if model else {}
+    is_plain = [len(g["params"]) for g in saved] == [len(by_param)]
+    by_number = dict(enumerate(by_param.values())) if is_plain else {}
+    theirs, ours = _names(saved, by_number), _names(live, by_param)
+    if not theirs or not ours or theirs == ours:
+        return saved
     numbers = {
         name: n
         for g, names in zip(saved, theirs, strict=True)
@@ -103,11 +106,9 @@ def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     True
     """
     modes = [v for g in optimizer.param_groups for k, v in g.items() if k.endswith("train_mode")]
-    switches: Any = optimizer if modes and all(modes) else None
-    if switches:
-        switches.eval()
-    try:
+    with ExitStack() as afterwards:
+        if modes and all(modes):
+            switches: Any = optimizer
+            switches.eval()
+            afterwards.callback(switches.train)
         return {n: t.detach().to("cpu", copy=True) for n, t in model.state_dict().items()}
-    finally:
-        if switches:
-            switches.train()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
@@ -17,6 +17,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
 from sodaopt.schedules import Coef
+from sodaopt.wrappers import refusals
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
@@ -82,22 +83,23 @@ class SODAWrapper(Wrapper):
             raise TypeError(
                 f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
             ) from e
+        for group in base.param_groups:
+            group["soda_only"] = self._selected(group["params"])
         super().__init__(base)
-        if not (only is None or callable(only)):
-            self.only = _nothing  # the groups have the positions, and later groups are not in only
+        if not (only is None or callable(only)):  # the groups have the positions
+            self.only = frozenset().__contains__  # selects nothing of later groups
 
     def _selected(self, params: list[Tensor]) -> bool | list[int]:
         """The positions of the pulled parameters, or True for all of them."""
         return self.only is None or [j for j, p in enumerate(params) if self.only(p)]
 
-    def _added(self, group: Group) -> None:
-        group["soda_only"] = self._selected(group["params"])
-
     def _group_keys(self) -> Group:
-        return super()._group_keys() | {"soda_only": self.only is None, "soda_dry": False}
+        return super()._group_keys() | {"soda_dry": False}
 
     def _check_groups(self, groups: list[Group]) -> None:
         for j, group in enumerate(groups):
+            if "soda_only" not in group:  # the group was added
+                group["soda_only"] = self._selected(group["params"])
             if group["soda_only"]:
                 _check_decay(self.base, group, j)
 
@@ -106,7 +108,6 @@ class SODAWrapper(Wrapper):
         """Whether the base's update may depend on the weights, apart from a weight decay."""
         return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
-    @property
     def _coef(self) -> Coef:
         return self.decay
 
@@ -118,35 +119,33 @@ class SODAWrapper(Wrapper):
     def _lam(self, group: Group, memory: dict[str, Any]) -> float:
         return super()._lam(group, memory) if group["soda_k"] >= self.start else 0.0
 
-    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Iterator[None]:
+    def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         group, is_dry = step.group, self._is_dry(step.group)
         points = dict(zip(step.params, step.points, strict=True))
         pulled = {p: points[p] for p in kept if p in points}
         if lam and pulled and not is_dry:
             z0 = [self.anchor.source(p, kept[p]["z0"]) for p in pulled]
-            yield from self._pull(step, list(pulled.values()), z0, lam)
+            yield from self._pull(list(pulled.values()), z0, lam)
         else:
             yield
-        if step.begun:
-            step.write(self.seed, group["soda_k"])
-            group["soda_dry"] = is_dry
+        step.write(self.seed, group["soda_k"])
+        group["soda_dry"] = is_dry
 
-    def _pull(
-        self, step: GroupStep, xs: list[Tensor], z0: list[Source], lam: float
-    ) -> Iterator[None]:
+    def _pull(self, xs: list[Tensor], z0: list[Source], lam: float) -> Generator[None]:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
         if self._reads or lam == 1:  # the base must see x, or the pull has no inverse
             pulls = [x.clone() for x in xs]
             pull_(pulls, z0, lam)
             torch._foreach_sub_(pulls, xs)
             yield
-            if step.begun:
-                torch._foreach_add_(xs, pulls)
+            torch._foreach_add_(xs, pulls)
         else:
             pull_(xs, z0, lam)
-            yield
-            if not step.begun:
+            try:
+                yield
+            except GeneratorExit:  # the base's step does not begin
                 pull_(xs, z0, inverse(lam))
+                raise
 
     def _is_dry(self, group: Group) -> bool:
         """Whether lr was 0 at all steps of this group so far, and is 0 at the coming one.
@@ -163,7 +162,7 @@ class SODAWrapper(Wrapper):
         only, params, found = group["soda_only"], group["params"], Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
         is_renewed = reanchors or group["soda_dry"]
-        for p in params if only is True else [params[j] for j in only or ()]:
+        for p in params if only is True else [params[j] for j in only]:
             z0 = state[p].get("soda_z0") if p in state else None
             if (z0 is None and p in stepped) or (z0 is not None and is_renewed):
                 z0 = self.anchor.capture(p, not self._is_dry(group))
@@ -195,11 +194,7 @@ class SODAWrapper(Wrapper):
 
 def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
     """Return only= as a predicate of a parameter."""
-    if isinstance(only, nn.Module):  # a module is callable, as a predicate is
-        raise TypeError(
-            f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
-            "layers, or only=model.parameters() for all of it"
-        )
+    refusals.check_only(only)
     if callable(only):
         return only  # type: ignore[no-any-return]
     entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
@@ -210,11 +205,6 @@ def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
             "pass its parameters, its param_groups, or a predicate of a parameter"
         )
     return chosen.__contains__
-
-
-def _nothing(p: Tensor) -> bool:
-    """Select no parameter."""
-    return False
 
 
 def _check_decay(base: Optimizer, group: Group, j: int) -> None:

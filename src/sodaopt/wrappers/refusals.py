@@ -1,0 +1,98 @@
+"""Refusals of uses of a wrapper that would go wrong without an error.
+
+`check_base` in known_bases.py refuses optimizers without an update that the pull can be added to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor, nn
+from torch.optim import Optimizer, SparseAdam
+
+from sodaopt._errors import check_shape
+
+WRAPPERS: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()
+"""The wrapper of each wrapped optimizer, by the optimizer's id. A deleted wrapper is gone."""
+
+PREFIXES: dict[str, str] = {}
+"""The names of the wrappers by the prefix of their keys."""
+
+NEEDED = {"betas", "momentum", "method"}
+"""Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum")
+"""State tensors of torch's optimizers that have the shape of their parameter."""
+
+
+# -- constructing ---------------------------------------------------------------------------------
+
+
+def check_kind(base: Optimizer, wrapper: str) -> None:
+    """Raise if the pull of this base would be wrong."""
+    name = type(base).__name__
+    if id(base) in WRAPPERS:
+        raise ValueError(
+            f"this {name} is already in a {type(WRAPPERS[id(base)]).__name__}, and two wrappers "
+            f"would both move its parameters: build one {name} for each, or delete the other"
+        )
+    if isinstance(base, SparseAdam):
+        raise TypeError(
+            f"{wrapper} cannot wrap SparseAdam: it moves only the rows with a gradient, and the "
+            "pull moves all of them. Use Adam with dense gradients"
+        )
+    if any(group.get("differentiable") for group in base.param_groups):
+        raise ValueError(
+            f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
+            "the derivatives"
+        )
+
+
+def check_only(only: Any) -> None:
+    """Raise if only= is a module. A module is callable, as a predicate is."""
+    if isinstance(only, nn.Module):
+        raise TypeError(
+            f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
+            "layers, or only=model.parameters() for all of it"
+        )
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+def check_writer(wrapper: Any, groups: list[dict[str, Any]]) -> None:
+    """Raise if another wrapper, or a wrapper of another optimizer or model, wrote these groups."""
+    name, prefix, base = type(wrapper).__name__, wrapper._prefix, wrapper.base
+    for group in groups:
+        others = [w for w in PREFIXES if f"{w}k" in group and w != prefix]
+        if others and prefix + "k" not in group:
+            raise ValueError(
+                f"the state to load was written by {PREFIXES[others[0]]}, and this is {name}: "
+                f"build the optimizer with {PREFIXES[others[0]]}"
+            )
+        if missing := sorted(NEEDED & set(base.defaults) - set(group)):
+            raise ValueError(
+                f"the state to load has no {', '.join(missing)}, which {type(base).__name__} "
+                "needs: it was written by another optimizer"
+            )
+    theirs, ours = ([len(g["params"]) for g in gs] for gs in (groups, base.param_groups))
+    if theirs != ours:
+        raise ValueError(
+            f"the state to load has groups of {theirs} parameters and the optimizer of {ours}: "
+            "build the optimizer with the parameters of the checkpoint"
+        )
+
+
+def check_moments(saved: Any, p: Tensor) -> None:
+    """Raise if a moment to load has another shape than its parameter."""
+    for name in MOMENTS if isinstance(saved, dict) else ():
+        t = saved.get(name)
+        if isinstance(t, Tensor) and t.dim() == p.dim():
+            check_shape(name, t.shape, p.shape)
+
+
+def check_shapes(own: dict[str, Tensor], p: Tensor) -> None:
+    """Raise if a wrapper's tensor to load has another shape than its parameter."""
+    for name, t in own.items():
+        check_shape(name, t.shape, p.shape)
