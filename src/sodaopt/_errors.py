@@ -1,7 +1,5 @@
 """Errors that several modules raise: unknown names, shapes, and numbers out of range."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches

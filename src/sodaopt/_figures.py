@@ -1,7 +1,5 @@
 """The Matplotlib style of every figure in the project."""
 
-from __future__ import annotations
-
 from typing import Any
 
 STYLE: dict[Any, Any] = {

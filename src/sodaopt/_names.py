@@ -7,8 +7,6 @@ The caller passes the names that it knows. A list of parameters has the rows of 
 and a model the recipes of the layer plan.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from itertools import product

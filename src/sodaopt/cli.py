@@ -6,8 +6,6 @@ To add a subcommand, add a line to COMMANDS. Only the module of the chosen subco
 so a subcommand works without the dependencies of the others.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Build an optimizer for a model by its name, such as "soda(muon)"."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

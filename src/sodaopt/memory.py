@@ -6,8 +6,6 @@ Before the first step the state is predicted: a copy of the optimizer takes one 
 device, where nothing is allocated. After the first step the tensors of the state are counted.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter, defaultdict
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ keeps the mean. The bits are a hash of the counter, so torch's generators are un
 agree bitwise, and a resumed run rounds like the uninterrupted one.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, TypeVar
 

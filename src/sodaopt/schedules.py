@@ -13,8 +13,6 @@ a, b, c: coefficients with the values a_k, b_k, c_k at step k, unless a line bel
 past: the memory by name, for schedules that have one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

@@ -13,8 +13,6 @@ At a parameter's first step an anchor returns the tensor to keep in the optimize
 (`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias
 
 from sodaopt._errors import unknown

@@ -1,7 +1,5 @@
 """Initial weights as a function of (seed, parameter, element), so that they need not be stored."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from dataclasses import dataclass

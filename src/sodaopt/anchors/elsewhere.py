@@ -1,7 +1,5 @@
 """Anchors that keep nothing in the optimizer's state, and find z0 by the parameter's name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar

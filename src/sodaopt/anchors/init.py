@@ -8,8 +8,6 @@ again at each step, in registers on a GPU and slice by slice elsewhere. Uniform 
 have the same bits on every device, normal weights on the same kind of device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

@@ -4,8 +4,6 @@ Word i of a stream is a pure function of (key, i), so any part of a tensor can b
 on any device. Words and fractions have the same bits everywhere.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ implementation makes a second copy of all weights: a z0 of another dtype or devi
 a slice at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias

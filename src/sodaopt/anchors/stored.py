@@ -1,7 +1,5 @@
 """Anchors that keep z0 in the optimizer's state, or as one number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

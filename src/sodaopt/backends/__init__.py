@@ -4,8 +4,6 @@ Everything works without them, and results differ by rounding only. The modules 
 import torch and triton alone. They are imported when a tensor on a GPU first needs them.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import cache

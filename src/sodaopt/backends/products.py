@@ -4,8 +4,6 @@
 because a resumed run would then not repeat the bits of an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ device, and the sums can be added up over a group, a role or the model. Nothing 
 device until `diagnostics` is called, and the weights are not changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ step the addresses are read again, and the tables are written again if one has c
 of the step (coefficients, k) are one small tensor on the device.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A method: one geometry, five coefficients, one centre. Every optimizer of the paper is one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

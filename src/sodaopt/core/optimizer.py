@@ -1,7 +1,5 @@
 """The template as a torch optimizer: sort parameters into buckets, and step each bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """SODA's groups and the state of its parameters: making, saving and loading, train and eval."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from types import SimpleNamespace

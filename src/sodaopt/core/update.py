@@ -1,7 +1,5 @@
 """The five lines of the paper on a bucket of parameters, in plain torch operations."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The checks that SODA makes at construction. Each error names the cause and the fix."""
 
-from __future__ import annotations
-
 import inspect
 from difflib import get_close_matches
 from numbers import Real

@@ -1,7 +1,5 @@
 """The Kronecker-factored metric of Shampoo."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

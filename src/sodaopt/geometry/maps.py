@@ -1,7 +1,5 @@
 """The mirror maps. `sodaopt.geometry` has their table."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
@@ -122,7 +120,7 @@ class Geometry:
         """
         raise NotImplementedError(f"{type(self).__name__} has `exchanged`, and needs `mapped` too")
 
-    def with_view(self, view: View) -> Geometry:
+    def with_view(self, view: View) -> "Geometry":
         """Return the map for a layer that stores its matrices in this way."""
         return self
 
@@ -140,7 +138,7 @@ def _check_memoryless(name: str, c: Coef) -> None:
         raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
 
 
-def _check_view(owner: Norm | MultiNorm, shape: Shape) -> None:
+def _check_view(owner: "Norm | MultiNorm", shape: Shape) -> None:
     try:
         owner.view(shape)
     except ValueError as e:

@@ -1,7 +1,5 @@
 """Norms of a parameter, with their lmo and dual norm. `sodaopt.geometry` has the table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -92,7 +90,7 @@ class Norm:
         stack = [n for j, n in enumerate(x.shape) if j not in f.dims]
         return size.reshape(*stack, -1).amax(-1)
 
-    def with_view(self, view: View) -> Norm:
+    def with_view(self, view: View) -> "Norm":
         """Return the norm with the view of a layer, unless it has a view of its own."""
         return replace(self, view=view) if self.view in (matrix, elements) else self
 

@@ -11,8 +11,6 @@ singular values spread over about 0.7 to 1.1. All of them map zero to zero and N
     CUBIC          15 steps with (1.5, -0.5, 0), the classical iteration
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 

@@ -1,7 +1,5 @@
 """Scales: the width factors of a norm's ball, as named functions of the shape."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import TypeAlias

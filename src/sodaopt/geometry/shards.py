@@ -1,7 +1,5 @@
 """The exchange with other ranks that a map of sharded parameters needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

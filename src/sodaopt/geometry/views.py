@@ -11,8 +11,6 @@ of: the view of the whole parameter, which is then cut.
 view: a view.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,7 +94,7 @@ class Frame(NamedTuple):
         axes = [_steps(n, 1) for n in shape[:d]] + [_steps(shape[d], rows)]
         return list(product(*axes, *([range(n)] for n in shape[d + 1 :])))
 
-    def one(self) -> Frame:
+    def one(self) -> "Frame":
         """Return the frame of a single matrix, as one of the boxes cuts it out."""
         return Frame(1, self.o, self.i, self.dims, self.taps, self.flipped)
 

@@ -1,7 +1,5 @@
 """Parse arguments of commands: swept settings and seeds. Write settings as arguments again."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -6,8 +6,6 @@ wall_ms waits for the device after each step. State and peak, the memory beyond 
 the parameters. Optimizers run in turn, so that all of them meet the same machine.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

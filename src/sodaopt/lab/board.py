@@ -1,7 +1,5 @@
 """Show the progress of many trials on the console."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ This is an experiment of the studies `candidates-...`, after Cautious Weight Dec
 2510.12402). With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import torch

@@ -3,8 +3,6 @@
 A sharded run writes folders instead of files, see sharded.py.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

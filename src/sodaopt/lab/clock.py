@@ -1,7 +1,5 @@
 """Measure the time of training steps, without validation and saving, and of optimizer steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ and were not measured on a cluster:
 The step runs after the backward pass, and the table compares it with that pass.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

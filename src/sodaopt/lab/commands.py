@@ -1,7 +1,5 @@
 """`sodaopt train` and `sodaopt sample`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ The primary comparisons are named before the runs start. Only they get p values 
 Holm's correction for their number. All others have an interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Known decoders as modules without memory, for the cost model of `sodaopt bench --cluster`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Describe runs before they start: size, plan, memory, schedule, data, folder and time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

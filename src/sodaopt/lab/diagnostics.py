@@ -1,7 +1,5 @@
 """Record the diagnostics of a run by role: of the last update before each check of the losses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decide from the training losses whether a run has diverged."""
 
-from __future__ import annotations
-
 import math
 
 RISE = 2.0

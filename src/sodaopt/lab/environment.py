@@ -1,7 +1,5 @@
 """Describe versions, device and source code of a run in its record."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

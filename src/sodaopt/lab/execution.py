@@ -1,7 +1,5 @@
 """Execution settings: they change the speed of a run, and its results only by rounding."""
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -79,7 +77,7 @@ class Execution:
         """Return the number of GPUs to choose from: all of them for auto, else none."""
         return torch.cuda.device_count() if self.device == "auto" else 0
 
-    def placed(self, slot: int) -> Execution:
+    def placed(self, slot: int) -> "Execution":
         """Return the settings for one of several workers. Each worker gets its own GPU."""
         count = self.gpus()
         return replace(self, device=f"cuda:{slot % count}") if count > 1 else self

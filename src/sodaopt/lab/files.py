@@ -1,7 +1,5 @@
 """Write files completely or not at all."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Check that the files in a folder belong to the job that is to be trained there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Presets supply the settings that a job does not give. Two jobs with the same set
 key. The key names the folder of a run, so a sweep finds the runs that are already done.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

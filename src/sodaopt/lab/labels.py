@@ -1,7 +1,5 @@
 """Format settings for readers, and name variants by the settings in which they differ."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

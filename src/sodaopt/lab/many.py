@@ -1,7 +1,5 @@
 """`sodaopt compare` and `sodaopt sweep`: train several optimizers or settings."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

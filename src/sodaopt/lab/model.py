@@ -6,8 +6,6 @@ share one matrix, with the `nn.Linear` initialisation of the head. Output projec
 A `Design` changes any of these choices.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ trials run again from their beginning. RAY_ADDRESS names the cluster. Without it
 machine.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

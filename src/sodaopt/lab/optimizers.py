@@ -3,8 +3,6 @@
 muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gpa(soda(muon))
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

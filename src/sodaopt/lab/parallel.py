@@ -1,7 +1,5 @@
 """Several processes that train one model: torchrun starts them, torch shares the model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

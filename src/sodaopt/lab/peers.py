@@ -1,7 +1,5 @@
 """Other libraries' optimizers, for `sodaopt bench --against`. Only installed ones are built."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Presets: model sizes, and the default settings of runs at each size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

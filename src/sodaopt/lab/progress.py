@@ -1,7 +1,5 @@
 """Show the progress of a run: a live bar on a terminal, or a line every few seconds."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any, Protocol

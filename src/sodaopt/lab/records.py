@@ -14,8 +14,6 @@ A killed and resumed run writes some steps again. The last line of a kind and st
 skip an incomplete line.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

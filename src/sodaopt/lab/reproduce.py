@@ -1,7 +1,5 @@
 """`sodaopt reproduce`: run a figure or a table of the paper, and write its numbers to a file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load the model of a recorded run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

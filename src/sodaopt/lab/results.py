@@ -1,7 +1,5 @@
 """Read and write the numbers of a study, and format them as tables in the layout of the paper."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Find a finished run of the same job in another folder, so that no job is trained twice."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

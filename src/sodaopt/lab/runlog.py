@@ -1,7 +1,5 @@
 """Write the records of a run and show its progress."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Generate text with a model."""
 
-from __future__ import annotations
-
 import torch
 
 from .data.tokenizer import Tokenizer

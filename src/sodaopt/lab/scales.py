@@ -1,7 +1,5 @@
 """The scales of the studies: model sizes, lengths, seeds and grids of the baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

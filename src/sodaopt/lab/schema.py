@@ -1,7 +1,5 @@
 """Check the types of the records of a run, so that readers can rely on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HEAD_PARTS = ("job", "model", "data", "environment", "git")

@@ -8,8 +8,6 @@ A run continues from either kind of checkpoint, with any number of ranks and any
 tensor is loaded into the layout of the parameter that it belongs to.
 """
 
-from __future__ import annotations
-
 import shutil
 import warnings
 import zlib

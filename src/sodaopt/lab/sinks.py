@@ -6,8 +6,6 @@
 `trainer_callback` and `lightning_callback` do the same in a Trainer of transformers or Lightning.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ variants together. The residuals of all variants are pooled: with v variants and
 interval has (v-1)(s-1) degrees of freedom instead of s-1. A variant may lack some seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

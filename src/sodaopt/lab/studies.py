@@ -3,8 +3,6 @@
 To add one, add an entry to STUDIES.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

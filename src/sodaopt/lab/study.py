@@ -4,8 +4,6 @@ A cell is one point of a figure or one number of a table. It has a label, its se
 baseline whose learning rate it uses.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +38,7 @@ class Cell:
     takes: tuple[str, ...] = ("lr",)
     """The settings that it uses."""
 
-    def chosen(self, settings: dict[str, Any]) -> Cell:
+    def chosen(self, settings: dict[str, Any]) -> "Cell":
         """Return the cell with one of its choices."""
         return replace(self, settings=self.settings | settings, choices=none)
 
@@ -51,7 +49,7 @@ class Cell:
         """
         return {k: v for k, v in best.get(self.follows, {}).items() if k in self.takes}
 
-    def job(self, scale: Scale, row: TableRow, seed: int, lr: float | None) -> Job:
+    def job(self, scale: Scale, row: "TableRow", seed: int, lr: float | None) -> Job:
         values: dict[str, Any] = {
             "preset": scale.preset,
             "optimizer": self.optimizer,

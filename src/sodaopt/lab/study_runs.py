@@ -1,7 +1,5 @@
 """Tune, choose and run the jobs of a study, and collect their numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -186,7 +184,7 @@ class Work:
         known = {t["column"] for t in self.known_choices}
         return [cell for cell in self.study.cells if cell.column not in known]
 
-    def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], Work]:
+    def choose(self, lr: dict[str, float]) -> tuple[list[dict[str, Any]], "Work"]:
         """Return the losses of every choice, and this work with the best choice of each cell.
 
         The choices are compared at the standard size and length, on the seeds for tuning.

@@ -4,8 +4,6 @@ An executor is a function that takes trials and yields their outcomes in any ord
 them in processes on this machine, and `OnRay` on a Ray cluster.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -48,7 +46,7 @@ class Trial:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Trial:
+    def parse(cls, text: str) -> "Trial":
         values = json.loads(text)
         job = values["job"]
         if job.get("fade"):

@@ -4,8 +4,6 @@ The track counts the steps to a validation loss of 3.28. Its rules are in
 https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_3_optimization
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

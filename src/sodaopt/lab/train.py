@@ -5,8 +5,6 @@ NAME/checkpoints/step-*       the last two checkpoints, until the run is done
 NAME/weights.pt               the trained weights, once the run is done
 """
 
-from __future__ import annotations
-
 import fcntl
 import signal
 from collections.abc import Callable, Iterator

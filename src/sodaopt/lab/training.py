@@ -3,8 +3,6 @@
 Step numbers count completed updates: the loss of step k is taken at the weights after k updates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

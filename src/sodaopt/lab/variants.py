@@ -1,7 +1,5 @@
 """Variants: the runs of a job with all its seeds, their order, and their place in a sweep."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

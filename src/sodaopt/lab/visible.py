@@ -1,7 +1,5 @@
 """Make text from files safe to print."""
 
-from __future__ import annotations
-
 import re
 
 # All control characters but tab and newline, and characters that reorder the text around them.

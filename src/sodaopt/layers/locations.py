@@ -4,8 +4,6 @@ A `Location` answers the questions of the rules in `roles.py`, from the type and
 layer. Only shapes are read, never values.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass, replace

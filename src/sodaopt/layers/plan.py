@@ -8,8 +8,6 @@ either by an override: a regular expression for names, with a role, a view, a me
 factor.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

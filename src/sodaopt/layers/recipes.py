@@ -3,8 +3,6 @@
 A role without a rule of its own follows the rule of its PARENT, and then the rule for "rest".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeAlias
 

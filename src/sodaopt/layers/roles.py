@@ -6,8 +6,6 @@ decides. `find_usage` finds the layers whose role depends on the whole model: ou
 tables of tokens.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -107,7 +105,7 @@ RULES: tuple[tuple[str, Match], ...] = (
 )
 
 
-def classify(at: Location, usage: Usage) -> Choice:
+def classify(at: Location, usage: "Usage") -> Choice:
     """Return the role and the view of a parameter. The role is empty if no rule matches."""
     for role, match in RULES:
         if found := match(at, usage):

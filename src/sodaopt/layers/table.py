@@ -1,7 +1,5 @@
 """The plan as a record: a row for each parameter, groups for SODA, and the printed table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ On more than `MANY` ranks, only the first step is checked, because the latency o
 with the number of ranks. Ranks that disagree later stop at the time-out of their process group.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ matrices to their owners and the results back.
 `Shards.sum` adds numbers over shards in one reduction. The lengths of rows and columns need it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial

@@ -21,8 +21,6 @@ A slice is a box: one range for each dimension of the parameter. Everything here
 shapes, alike on every rank, and needs no communication.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -98,7 +96,7 @@ class Param(NamedTuple):
         return sum(_size(self.placement.box(shape, first)) for shape in shapes)
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list["Job"]:
         return _jobs(self.placement, self.tensors)
 
     @property
@@ -195,7 +193,7 @@ class Plan:
                         self.made_of += _piece(len(self.mine), box, shard, box, t)
                     self.mine.append((n, tuple(map(len, box))))
 
-    def close(self) -> Plan:
+    def close(self) -> "Plan":
         """Sort the pieces as they are packed."""
         for pieces in (*self.held, self.made_of):
             pieces.sort(key=lambda p: p.shard)

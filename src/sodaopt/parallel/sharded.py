@@ -5,8 +5,6 @@ maps that need whole matrices or whole rows. A Newton-Schulz iteration on a shar
 a wrong result and no error.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from functools import lru_cache

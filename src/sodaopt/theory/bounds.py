@@ -5,8 +5,6 @@ bounds of the corollaries take the constants of a problem. The weights are a_k >
 A_k = a_0 + ... + a_k.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

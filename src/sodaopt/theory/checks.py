@@ -4,8 +4,6 @@ E1, E2 and E3 are equalities, so a wrong coefficient violates them. The inequali
 many wrong methods.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 All of them are methods of the library, so the same optimizer class runs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

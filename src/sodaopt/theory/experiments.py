@@ -1,7 +1,5 @@
 """Measure the corollaries on the problems: the gap against n, with its bound."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ E1, E2 and E3 must hold up to 1e-12. The regret bound and the online-to-batch le
 every run. The noise constants (rho, sigma) of the corollaries are checked in the mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

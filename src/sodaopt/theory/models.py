@@ -1,7 +1,5 @@
 """Linear models f(x) = mean_i loss(<a_i, x>, b_i): absolute deviations, l1, logistic."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

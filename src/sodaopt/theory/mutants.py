@@ -3,8 +3,6 @@
 The mutants test the checks: a check that every mutant passes detects nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias

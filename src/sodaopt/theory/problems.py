@@ -3,8 +3,6 @@
 A point is a stack (replicas, o, i) of independent runs. A vector is a column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -100,7 +98,7 @@ class Problem:
         sample, generator = self.sample, torch.Generator().manual_seed(seed)
         return lambda k, y: sample(y, generator)
 
-    def noisy(self, v: float) -> Problem:
+    def noisy(self, v: float) -> "Problem":
         """Return this problem with Gaussian gradient noise, E ||noise||_2^2 = v^2."""
         scale = v / math.sqrt(math.prod(self.shape))
 
@@ -113,7 +111,7 @@ class Problem:
 
         return replace(self, name=f"{self.name}, noisy", sample=sample, v=in_norm, G=None)
 
-    def at(self, start: Tensor) -> Problem:
+    def at(self, start: Tensor) -> "Problem":
         """Return this problem with another z0."""
         if start.shape != self.shape:
             raise ValueError(

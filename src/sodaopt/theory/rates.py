@@ -7,8 +7,6 @@ n counts gradients. A run has n - 1 steps and the output x^{n-1}, so N calls of 
 n = N + 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ Every h here has its minimum at the centre z0, so R = h(x*) - inf h is a functio
 The h of Smoothed is any ball, sharp or clip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

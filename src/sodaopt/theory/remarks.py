@@ -3,8 +3,6 @@
 R = 1/2 ||x* - z0||^2 depends on the anchor z0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The indices are the paper's: n gradients g^0 ... g^{n-1}, n - 1 calls of step(), output x^{n-1}.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
@@ -156,7 +154,12 @@ def trace(
 
 
 def gaps_and_regret(
-    problem: Problem, rule: Run, ns: Sequence[int], h: Regulariser, replicas: int = 1, seed: int = 0
+    problem: Problem,
+    rule: "Run",
+    ns: Sequence[int],
+    h: Regulariser,
+    replicas: int = 1,
+    seed: int = 0,
 ) -> tuple[dict[int, Tensor], float]:
     """Return the gaps of a rule by n, and the largest ratio of regret to bound of a replica.
 

@@ -3,8 +3,6 @@
 A point is a stack (..., o, i). The last two dimensions are the variable, and a vector is a column.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The tasks of `sodaopt theory`, run in one process or in several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -34,7 +32,7 @@ class Study:
     comparison: list[Result] = field(default_factory=list)
     mutants: dict[str, dict[str, Check]] = field(default_factory=dict)
 
-    def add(self, part: Study) -> None:
+    def add(self, part: "Study") -> None:
         self.rows += part.rows
         self.curves |= part.curves
         self.tandem += part.tandem

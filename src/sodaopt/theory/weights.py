@@ -3,8 +3,6 @@
 `zoo.moda` has their closed forms for a_k = 1, and `zoo.accelerated` for a_k = k+1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 ScheduleFree and GPA average z at each step, Lookahead and SNOO every few steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import torch

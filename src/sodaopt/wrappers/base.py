@@ -5,8 +5,6 @@ begun, the wrapper's work is undone. Otherwise it is finished: the base's update
 base came, and the step counts. Ctrl-C waits until the step is done.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator

@@ -1,7 +1,5 @@
 """A wrapper around a class of optimizers, as a class: for frameworks that build the optimizer."""
 
-from __future__ import annotations
-
 import copyreg
 import functools
 import inspect

@@ -4,8 +4,6 @@
 points with the same gradients.
 """
 
-from __future__ import annotations
-
 import inspect
 from importlib import resources
 from typing import Any

@@ -5,8 +5,6 @@ groups and its own tensors in the base's state, under keys with the wrapper's pr
 dict holds everything, and a checkpoint of the bare base loads too.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from contextlib import ExitStack
 from typing import Any, ClassVar, Self, TypeAlias

@@ -7,8 +7,6 @@ The parameters themselves cannot hold fp32 memory for the time of a step. A para
 changes gets a new node for its gradient, and the hooks of DDP stay on the old one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

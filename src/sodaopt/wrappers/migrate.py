@@ -9,8 +9,6 @@ The anchor is the model's weights at the next step, unless the optimizer has ano
 (`anchors.FromFile`).
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

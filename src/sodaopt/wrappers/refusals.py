@@ -3,8 +3,6 @@
 `check_base` in known_bases.py refuses optimizers without an update that the pull can be added to.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakValueDictionary
 

@@ -1,7 +1,5 @@
 """SODAWrapper: any torch optimizer, pulled toward its initial weights (the paper's Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Literal, TypeAlias, get_args
 

@@ -1,7 +1,5 @@
 """Rows of the zoo that average: the paper's own method, and averages of other rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sodaopt import schedules

@@ -1,7 +1,5 @@
 """Coefficients that only one row of the zoo uses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sodaopt.schedules import NO_PAST, Number, Past, Schedule, maximum

@@ -1,7 +1,5 @@
 """The rows of the zoo that do not average, by geometry. `zoo` explains the letters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """The five lines of the paper in one pass, for maps that act on each entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

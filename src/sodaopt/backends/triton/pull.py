@@ -1,7 +1,5 @@
 """x <- x + lam (z - x) for fp32 x and z of any kernel dtype: one pass, without a copy of z."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Stochastic rounding to 16 bits with the random bits of `sodaopt.rounding`, in one pass."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

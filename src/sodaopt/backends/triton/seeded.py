@@ -5,8 +5,6 @@ filled on one path and checked on the other. That is why the kernel is compiled 
 of products and sums.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any

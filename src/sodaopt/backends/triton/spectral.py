@@ -8,8 +8,6 @@ A program handles one tile of one matrix. Tiles are square, so that a matrix and
 equally many of them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

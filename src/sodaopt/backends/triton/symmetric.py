@@ -3,8 +3,6 @@
 Only tiles on and below the diagonal are computed. Each is stored twice, as it is and transposed.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

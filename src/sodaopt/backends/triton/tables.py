@@ -11,8 +11,6 @@ matrices), and the numbers of this step. So a launch has the same arguments at e
                to skip the step. All are float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ Several threads encode the documents into one long file of ids. The documents ar
 the shards in shuffled order. The text is never in memory as a whole.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

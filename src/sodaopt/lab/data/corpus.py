@@ -1,7 +1,5 @@
 """Find data sets by name: the one in the package, downloaded ones, and your own."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ meta.json describes the shards. A folder without it contains GPT-2's ids, like t
 of FineWeb. Opening a folder checks all of its files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

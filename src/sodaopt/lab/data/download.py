@@ -4,8 +4,6 @@ They are in the data set repositories of modded-nanogpt on the Hugging Face Hub.
 for validation, and many for training, with 100 M tokens each.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ epoch shuffles the shards, and the windows within each shard, so a batch reads f
 files. `prepare` has shuffled the documents across shards.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

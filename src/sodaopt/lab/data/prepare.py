@@ -1,7 +1,5 @@
 """`sodaopt data prepare`: make a data set from text files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

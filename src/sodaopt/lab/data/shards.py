@@ -4,8 +4,6 @@ A shard is 256 int32 (magic 20240520, version 1, number of tokens, zeros), then 
 all little endian. It is written under another name and renamed, so an existing shard is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

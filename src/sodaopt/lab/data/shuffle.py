@@ -1,7 +1,5 @@
 """Permutations that are the same on every machine and with every version of numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Make folders that appear complete or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

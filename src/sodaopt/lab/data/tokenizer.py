@@ -4,8 +4,6 @@ The files are those of the library `tokenizers`. Text is encoded with tiktoken, 
 times faster.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache

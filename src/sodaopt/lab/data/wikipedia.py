@@ -5,8 +5,6 @@ fixed commits are downloaded, cleaned and split into training and validation doc
 by Wikipedia's contributors and has the licence CC BY-SA 3.0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re

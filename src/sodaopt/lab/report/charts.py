@@ -1,7 +1,5 @@
 """Compute the data of the curves. page.py draws them with uPlot, figures.py with matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`sodaopt report`: write a page, a table and figures about runs."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

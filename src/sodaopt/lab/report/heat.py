@@ -1,7 +1,5 @@
 """Draw heat maps of learning rate and weight decay as HTML tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..labels import value

@@ -1,7 +1,5 @@
 """Write the report as one HTML file that needs no other files and no network."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
@@ -51,7 +49,7 @@ class Plan:
         write_atomically(folder / KEPT, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
 
     @classmethod
-    def load(cls, folder: Path) -> Plan:
+    def load(cls, folder: Path) -> "Plan":
         """Return the plan in a folder, or an empty one. Version 0.1 had no primary comparisons."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             values = json.loads((folder / KEPT).read_text(encoding="utf-8"))

@@ -1,7 +1,5 @@
 """Compute the charts of sweeps: loss against a setting, and heat maps of two settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The rows of a comparison as plain records, for `--json`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Say in sentences what the runs show, and with which certainty."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..comparison import Comparison

@@ -1,7 +1,5 @@
 """Format the tables of the page as HTML. All text from runs is escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any

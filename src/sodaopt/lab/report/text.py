@@ -1,7 +1,5 @@
 """Format the numbers of the page and the terminal table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
