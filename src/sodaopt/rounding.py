@@ -15,7 +15,10 @@ from torch import Tensor
 from sodaopt import backends
 from sodaopt.parallel import sharded
 
-HALVES = frozenset((torch.bfloat16, torch.float16))
+GRIDS = {torch.bfloat16: (1.0, 16), torch.float16: (2.0**-112, 13)}
+"""A scale and a number of bits for each dtype. An fp32 number has a value of that dtype if these last
+bits of its scaled self are zero. Scaled by 2^-112, the subnormals of fp16 are those of fp32."""
+HALVES = frozenset(GRIDS)
 _MASK = 0xFFFFFFFF
 _Hash = TypeVar("_Hash", int, Tensor)
 
@@ -57,22 +60,16 @@ SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)
 def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
     """Round x (fp32) to bf16 or fp16, to either neighbour with the right odds.
 
+    Random bits are added to the bits that the dtype does not have, which are then cut off.
+
     index: the indices of x's elements in the whole parameter, if x is a part of it.
     """
     if index is None:
         index = torch.arange(x.numel(), device=x.device).view(x.shape)
-    bits = random_bits(index, key)
-    if dtype == torch.bfloat16:
-        # bf16 is the upper half of fp32: add 16 random bits below it, then cut them off
-        up = (x.contiguous().view(torch.int32) + (bits & 0xFFFF).int()) & -0x10000
-        return torch.where(x.isfinite(), up.view(torch.float32), x).to(dtype)
-    # fp16 has the spacing 2^(e-11) for a mantissa in [1/2, 1) times 2^e, and 2^-24 below 2^-14
-    _, e = torch.frexp(x)
-    ulp = torch.ldexp(torch.ones_like(x), (e - 11).clamp(min=-24))
-    q = x / ulp  # exact, and so is its fraction: adding the bits to q would round them
-    low = q.trunc()
-    away = (q - low).abs() > (bits >> 8) * 2.0**-24
-    return ((low + away * q.sign()) * ulp).to(dtype)
+    scale, spare = GRIDS[dtype]
+    bits = (x * scale).contiguous().view(torch.int32)
+    bits = bits + (random_bits(index, key) & (1 << spare) - 1).int() & -(1 << spare)
+    return torch.where(x.isfinite(), bits.view(torch.float32) / scale, x).to(dtype)
 
 
 def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step: int) -> None:

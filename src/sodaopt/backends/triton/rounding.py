@@ -41,24 +41,19 @@ def step_key(prefix, step):
 
 @triton.jit
 def rounded(x, index, key, P: tl.constexpr):
-    """Round x to one of its two neighbours in P. index: of the elements in the whole parameter."""
-    random = _mix(index * 0x9E3779B1 + key)
-    bits = x.to(tl.uint32, bitcast=True)
-    is_finite = (bits & 0x7F800000) != 0x7F800000
-    if tl.bfloat16 == P:
-        up = tl.where(is_finite, bits + (random & 0xFFFF), bits)
-        quiet = tl.where(x != x, 0x40, 0)  # so that a NaN without its lower half is still a NaN
-        y = ((up >> 16) | quiet).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        e = ((bits >> 23) & 0xFF).to(tl.int32) - 126
-        e = tl.where(is_finite, tl.maximum(e - 11, -24), 0)
-        ulp = ((e + 127) << 23).to(tl.float32, bitcast=True)
-        q = x * ((127 - e) << 23).to(tl.float32, bitcast=True)
-        low = tl.where(q < 0, tl.ceil(q), tl.floor(q))
-        away = tl.abs(q - low) > (random >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
-        sign = tl.where(q < 0, -1.0, tl.where(q > 0, 1.0, 0.0))
-        y = ((low + tl.where(away, sign, 0.0 * sign)) * ulp).to(tl.float16)
-    return y
+    """Round x to one of its two neighbours in P, as `sodaopt.rounding.stochastic` does.
+
+    index: of the elements in the whole parameter.
+    """
+    SPARE: tl.constexpr = 0xFFFF if tl.bfloat16 == P else 0x1FFF
+    SCALE: tl.constexpr = 1.0 if tl.bfloat16 == P else 2.0**-112
+    bits = (x * SCALE).to(tl.uint32, bitcast=True)
+    bits = (bits + (_mix(index * 0x9E3779B1 + key) & SPARE)) & (0xFFFFFFFF - SPARE)
+    y = bits.to(tl.float32, bitcast=True) * (1 / SCALE)
+    y = tl.where(tl.abs(x) < float("inf"), y, x + x)  # the sum makes a NaN quiet
+    if tl.bfloat16 == P:  # Triton's interpreter casts subnormals wrongly
+        y = (y.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(P, bitcast=True)
+    return y.to(P)
 
 
 def write_(
