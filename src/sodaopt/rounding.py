@@ -16,8 +16,8 @@ from sodaopt import backends
 from sodaopt.parallel import sharded
 
 GRIDS = {torch.bfloat16: (1.0, 16), torch.float16: (2.0**-112, 13)}
-"""A scale and a number of bits for each dtype. An fp32 number has a value of that dtype if these last
-bits of its scaled self are zero. Scaled by 2^-112, the subnormals of fp16 are those of fp32."""
+"""A scale and a number of bits for each dtype. An fp32 number has that dtype if these last
+bits are zero after scaling. Scaled by 2^-112, the subnormals of fp16 are those of fp32."""
 HALVES = frozenset(GRIDS)
 _MASK = 0xFFFFFFFF
 _Hash = TypeVar("_Hash", int, Tensor)

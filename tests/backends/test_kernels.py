@@ -43,7 +43,7 @@ CONSTANTS = {
     "EDGE": 0.95, "ROOT2": 1.41, "TURN": 6.28,
 }  # fmt: skip
 KERNELS = (
-    "elementwise._step", "spectral._average", "spectral._normalise", "spectral._finish",
+    "elementwise.step", "spectral._average", "spectral._normalise", "spectral._finish",
     "symmetric._product", "pull._pull", "rounding._write", "seeded._pull",
 )  # fmt: skip
 

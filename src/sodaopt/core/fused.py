@@ -195,9 +195,17 @@ def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
 
 
 def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -> Run:
-    from sodaopt.backends.triton.elementwise import planned
+    from sodaopt.backends.triton import elementwise, tables
 
-    return planned(table, sharded.local(b.params[0]).device, constants)
+    device = sharded.local(b.params[0]).device
+    chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), device)
+    sizes = {"CHUNK": tables.CHUNK, "BLOCK": elementwise.BLOCK}
+    launch = tables.Launch(elementwise.step, device, constants | sizes)
+
+    def run(numbers: Tensor) -> None:
+        launch((len(chunks), 1, 1), table.is_aligned, chunks, table.rows, numbers)
+
+    return run
 
 
 # -- polar factors: two passes before the products, and one after them -----------------------------

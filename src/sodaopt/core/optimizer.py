@@ -126,10 +126,7 @@ class SODA(StatefulOptimizer):
         """Take one step on every parameter that has a gradient."""
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError("step() in eval mode would move x, not y: call train() first")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         self._step()
         return loss
 

@@ -1,34 +1,18 @@
 """The five lines of the paper in one pass, for maps that act on each entry."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import rounded, step_key
-from sodaopt.backends.triton.tables import (
-    CHUNK,
-    COLUMNS,
-    Launch,
-    Table,
-    chunk,
-    chunks,
-    constant,
-    number,
-    pointer,
-    scale,
-)
+from sodaopt.backends.triton.tables import COLUMNS, chunk, constant, number, pointer, scale
 
 BLOCK = 1024
 """Elements that a program handles at a time."""
 
 
 @triton.jit
-def _step(
+def step(
     chunks, rows, numbers,
     MAP: tl.constexpr, CENTRE: tl.constexpr, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr,
     P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
@@ -107,16 +91,3 @@ def write(p_ptr, y, inside, index, key, P: tl.constexpr):
     if tl.float32 != P:
         y = rounded(y, index, key, P)
     tl.store(p_ptr, y, inside)
-
-
-def planned(
-    table: Table, device: torch.device, constants: dict[str, Any]
-) -> Callable[[Tensor], None]:
-    """Return a function of the numbers of a step that steps the parameters of a table."""
-    programs = chunks(tuple(table.offsets[:, 5].tolist()), device)
-    launch = Launch(_step, device, constants | {"CHUNK": CHUNK, "BLOCK": BLOCK})
-
-    def run(numbers: Tensor) -> None:
-        launch((len(programs), 1, 1), table.is_aligned, programs, table.rows, numbers)
-
-    return run
