@@ -37,8 +37,8 @@ LATER = {
         "core/validation.py: check_comm_dtype",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
-        "geometry/norms.py: _Lengths.units _Lengths.needs_matrices Norm.needs_matrices"
-        " Sign.needs_matrices",
+        "geometry/norms.py: _batch _is_beside _Lengths.units _Lengths.needs_matrices"
+        " Norm.needs_matrices Sign.needs_matrices",
         "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
         " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
         " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"

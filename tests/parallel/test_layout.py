@@ -162,18 +162,18 @@ def test_rounds_are_bounded(name: str, limit: int) -> None:
 def test_memory_depends_neither_on_the_number_of_parameters_nor_on_replicas(
     name: str, limit: int
 ) -> None:
-    """Eight rounds, or three matrices if they are larger than a round."""
+    """Eight rounds, or two matrices if they are larger than a round."""
     placement, R, S = PLACEMENTS[name]
     for number in (200, 400):
         for of in plans([(matrix, (8, 6))] * number, placement, R, S, limit).values():
-            assert elements_under_way(of, limit) <= max(8 * limit, 3 * 48) * 1.05
+            assert elements_under_way(of) <= max(8 * limit, 2 * 48) * 1.05
     if S == 1:
         for replicas in (2, 8, 64):
             grid = Grid(replicas, 1, 0, 0)
             whole_ = Placement((replicas,), (None,), (0,))
             many = tuple([Param(0, (8, 6), whole_, (((8, 6), matrix((8, 6))),))] * 256)
-            needed = elements_under_way(deal(grid, many, limit), limit)
-            assert needed <= max(8 * limit, 3 * 48)
+            needed = elements_under_way(deal(grid, many, limit))
+            assert needed <= max(8 * limit, 2 * 48)
 
 
 @pytest.mark.parametrize("R", [1, 2, 8])
@@ -183,7 +183,7 @@ def test_every_replica_computes_before_results_are_spread(R: int, limit: int) ->
     placement = Placement((R, 2), (None, 0), (0, 1))
     entry = Param(0, (8, 6), placement, (((8, 6), matrix((8, 6))),))
     of = deal(Grid(R, 2, 0, 0), (entry,) * 64, limit)
-    order = list(schedule(of, limit))
+    order = list(schedule(of))
     before = order[: next(n for n, (stage, _) in enumerate(order) if stage == "spread")]
     owners = {rank // 2 for stage, j in before if stage == "compute" for rank in of[j].work}
     assert owners == set(range(R))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, finish, full_precision, inputs
 from sodaopt.core.validation import labels
@@ -67,7 +68,7 @@ def _stepped_together(sharing: Sharing, buckets: list[Bucket]) -> Iterator[Bucke
         by_key.setdefault(b.ranks, []).append(b)
     for members in by_key.values():
         parts = _cut(sharing, members)
-        for stage, j in stages.schedule([exchange.plan for _, exchange in parts], stages.ROUND):
+        for stage, j in stages.schedule([exchange.plan for _, exchange in parts]):
             b, exchange = parts[j]
             if stage == "send":
                 dual_average(b)
@@ -91,9 +92,16 @@ def _cut(sharing: Sharing, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange
         part, geometry = Shards(sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None
         b = replace(b, run=finish, shards=shards, **own)
-        exchange = Exchange(part, plan, geometry.mapped, partial(inputs, b), b.dtype)
+        exchange = Exchange(part, plan, geometry.mapped, partial(_inputs, b), b.dtype)
         found.append((b, exchange))
     return found
+
+
+def _inputs(b: Bucket) -> list[Tensor]:
+    """The inputs of a bucket. Copies of its gradients are freed before the exchange."""
+    tensors = inputs(b)
+    b.release()
+    return tensors
 
 
 def _shared(opt: SODA) -> dict[Any, list[int]]:

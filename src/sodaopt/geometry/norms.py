@@ -29,10 +29,28 @@ def matrixwise(
         buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
     for members in buckets.values():
         X = [frames[ds[j].shape].fold(ds[j]) for j in members]
-        U = map_(torch.cat(X) if len(X) > 1 else X[0])
+        U = map_(_batch(X))
         for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
             out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
     return out
+
+
+def _batch(X: list[Tensor]) -> Tensor:
+    """Join batches (n, o, i). Matrices at equal distances in one memory are not copied. Those that
+    come from other ranks are, and so are experts, so that no second copy of them is needed."""
+    if len(X) == 1:
+        return X[0]
+    first, begins = X[0], [x.storage_offset() for x in X]
+    step = begins[1] - begins[0]
+    is_regular = step > 0 and begins == list(range(begins[0], begins[-1] + 1, step))
+    if is_regular and all(len(x) == 1 and _is_beside(x, first) for x in X):
+        return first.as_strided((len(X), *first.shape[1:]), (step, *first.stride()[1:]))
+    return torch.cat(X)
+
+
+def _is_beside(x: Tensor, first: Tensor) -> bool:
+    """Whether two tensors are views of one memory with the same strides."""
+    return first._base is not None and x._base is first._base and x.stride() == first.stride()
 
 
 @dataclass(frozen=True)

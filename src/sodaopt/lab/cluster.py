@@ -139,7 +139,7 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
                 exchanged: Any = geometry.exchanged(shape)
                 params.append(Param(number, shape, placement, exchanged))
     found.plans = deal(grid, tuple(params), stages.ROUND)
-    found.temporary = FP32 * elements_under_way(found.plans, stages.ROUND)
+    found.temporary = FP32 * elements_under_way(found.plans)
     work = Counter[int]()
     for made in found.plans:
         group = opt.param_groups[params[made.params[0]].number]
@@ -148,7 +148,7 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
         shards, replicas = (FP32 * n for n in elements_received(made))
         found.shards += shards
         found.replicas += replicas
-        if made.size > stages.ROUND:
+        if made.is_large:
             found.large = found.large[0] + shards, found.large[1] + replicas
     found.flops, found.busiest = work[grid.r * grid.S + grid.s], max(work.values(), default=0)
     return found
@@ -163,11 +163,11 @@ def elements_received(plan: Plan) -> tuple[int, int]:
     return shards, (R - 1) * max(parts) if plan.is_even else sum(parts) - parts[r]
 
 
-def elements_under_way(plans: Sequence[Plan], limit: int) -> int:
+def elements_under_way(plans: Sequence[Plan]) -> int:
     """The most elements of rounds that are in memory at once, by the order of their stages."""
     most, total, held = 0, 0, [0] * len(plans)
     needed = [_needed(plan) for plan in plans]
-    for stage, j in stages.schedule(plans, limit):
+    for stage, j in stages.schedule(plans):
         within, after = needed[j][stage]
         most = max(most, total - held[j] + within)
         total, held[j] = total - held[j] + after, after
@@ -179,16 +179,18 @@ def _needed(n: Plan) -> dict[str, tuple[int, int]]:
     R, own, parts = n.grid.R, n.parts[n.grid.r], n.parts
     shapes = [shape for _, shape in n.mine]
     mine, batched = sum(map(math.prod, shapes)), Counter(shapes)
-    batch = sum(math.prod(shape) * m for shape, m in batched.items() if m > 1)
+    # matrices of several tensors are copied into a batch, those that have travelled are one
+    batch = sum(math.prod(shape) * m for shape, m in batched.items() if m > 1 and not n.travels)
     copied, matrices = _copied([n.made_of], shapes), mine if n.travels else 0
     under_way = own + mine if n.travels else 0
     computed = max(matrices + copied, matrices + batch + mine, mine + copied, under_way)
+    held = own if n.is_large and n.travels else under_way or mine
     gathered = own if R == 1 else R * max(parts) if n.is_even else sum(parts)
     sent = max(parts) if R > 1 and n.is_even else 0
     return {
         "send": (under_way, under_way),
-        "compute": (computed, under_way or mine),
-        "spread": (max(under_way, own + sent + gathered), sent + gathered),
+        "compute": (computed, held),
+        "spread": (max(held, own + sent + gathered), sent + gathered),
         "finish": (gathered + _copied(n.held, n.shapes), 0),
     }
 

@@ -141,7 +141,8 @@ class Piece(NamedTuple):
 class Plan:
     """A round: parameters whose matrices travel and are computed together.
 
-    capacity: the most elements that a rank may hold, and may compute.
+    limit: the most elements that a rank may hold, and may compute, unless one matrix has more.
+    capacity: the same, with one matrix included.
     params: the indices of the parameters.
     shard, owned: the elements of the largest shard, and of the matrices that a rank r * S + s owns.
     work: the work of each rank r * S + s that has some.
@@ -155,6 +156,7 @@ class Plan:
 
     grid: Grid
     kind: tuple[int, bool, bool]
+    limit: int
     capacity: int
     largest: int
     params: list[int] = field(default_factory=list)
@@ -211,10 +213,17 @@ class Plan:
         return self.kind[2] and any(owner // self.grid.S == self.grid.r for owner in self.work)
 
     @property
+    def is_large(self) -> bool:
+        """Whether one matrix, or one parameter, has more elements than a round may have."""
+        return self.size > self.limit
+
+    @property
     def is_even(self) -> bool:
         """Whether an all-gather among the replicas, which pads all parts to the longest, moves
-        less than twice the elements. Else each replica broadcasts its part."""
-        return max(self.parts) * len(self.parts) < 2 * sum(self.parts)
+        less than twice the elements. Else each replica broadcasts its part. A large round has no
+        memory for padding."""
+        padded = max(self.parts) * len(self.parts)
+        return padded == sum(self.parts) if self.is_large else padded < 2 * sum(self.parts)
 
 
 @lru_cache(maxsize=64)
@@ -235,7 +244,7 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
             # one matrix for each of the S owners, whose shards may be uneven
             one = min(grid.S * p.shard // max(len(p.jobs), 1), 2 * p.largest)
             held: list[list[Piece]] = [[] for _ in range(grid.R)]
-            found.append(Plan(grid, p.kind, max(limit, one), p.largest, held=held))
+            found.append(Plan(grid, p.kind, limit, max(limit, one), p.largest, held=held))
         found[-1].add(j, p, owners)
     return [plan.close() for plan in found]
 

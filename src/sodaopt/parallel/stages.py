@@ -9,7 +9,8 @@
 The first three start a collective, and the next stage waits for it. Each round is one stage
 behind the one before it. So on a GPU one round is computed while the next one travels to its
 owners and the one before it back. Rounds larger than `ROUND` do not overlap, because they need
-much memory, and their products take longer than the exchange.
+much memory, and their products take longer than the exchange. Such a round also waits for its
+results before it goes on, which frees the tensor that was sent.
 
 If a round has fewer matrices than there are ranks, some replicas have no work in it. They compute
 the next rounds before this one is spread. Until then, each rank holds only its own results.
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 BUCKET = 1 << 27
 """The elements of all rounds under way on a rank. A step needs no more temporary memory than this
-and the largest matrix. If the shards, the matrices and the results of one parameter have more
-elements, these take the place of the bucket."""
+and the largest matrix. A matrix with more elements takes the place of the bucket. So does a rank's
+share of a stack of matrices, twice: as it is sent and as it is received. m_bar of this share is a
+third one."""
 
 ROUND = BUCKET // 8
 """The most elements of a round on a rank, because rounds that overlap have up to eight times as
@@ -48,14 +50,10 @@ STREAMS: dict[torch.device, Any] = {}
 """The stream of each device for the products of replicas."""
 
 
-def schedule(plans: Sequence[Plan], limit: int) -> Iterator[tuple[str, int]]:
-    """Yield the stages of all rounds in their order, as (stage, index of the round).
-
-    limit: larger rounds do not overlap.
-    """
-    large = [j for j, plan in enumerate(plans) if plan.size > limit]
-    yield from _one_by_one(plans, large)
-    yield from _overlapping(plans, [j for j in range(len(plans)) if j not in set(large)])
+def schedule(plans: Sequence[Plan]) -> Iterator[tuple[str, int]]:
+    """Yield the stages of all rounds in their order, as (stage, index of the round)."""
+    yield from _one_by_one(plans, [j for j, plan in enumerate(plans) if plan.is_large])
+    yield from _overlapping(plans, [j for j, plan in enumerate(plans) if not plan.is_large])
 
 
 def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
@@ -128,10 +126,7 @@ class Exchange:
     def send(self) -> None:
         """Start to send the pieces of the matrices to their owners, unless these have them."""
         if self.plan.travels:
-            tensors = self.tensors()
-            if self._travels_in == torch.float16:
-                tensors = self.shards.over_rms(tensors, self.plan.frames)
-            self._all_to_all(self._packed(self._own, tensors), self._own, self.plan.made_of)
+            self._all_to_all(self._packed(self._own, self._sent()), self._own, self.plan.made_of)
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
@@ -143,6 +138,9 @@ class Exchange:
             self.arriving = lambda: self._waited(works, packed, packed)
             if self.plan.travels:
                 self._all_to_all(packed, self.plan.made_of, self._own)
+        if self.plan.is_large and self.plan.travels:  # frees the tensor that was sent
+            results = self._arrived()
+            self.arriving = lambda: results
 
     def spread(self) -> None:
         """Start to send this replica's results to the other replicas."""
@@ -169,6 +167,12 @@ class Exchange:
     def _travels_in(self) -> torch.dtype:
         several = len(self.plan.frames) > len(self.plan.params)
         return self.dtype if several else self.shards.sharing.dtype or self.dtype
+
+    def _sent(self) -> list[Tensor]:
+        tensors = self.tensors()
+        if self._travels_in == torch.float16:
+            return self.shards.over_rms(tensors, self.plan.frames)
+        return tensors
 
     def _arrived(self) -> Any:
         """Wait for the collective under way, and free the tensors that were sent."""
@@ -288,12 +292,16 @@ def _unpacked(
     """Tensors of these shapes. packed[r] has the pieces of rows[r] in their order. A tensor that is
     packed as it lies in memory is a view."""
     found, targets, sources = [], list[Tensor](), list[Tensor]()
-    for pieces, shape in zip(located(rows, len(shapes)), shapes, strict=True):
+    places = list(zip(located(rows, len(shapes)), shapes, strict=True))
+    copied = [math.prod(shape) for pieces, shape in places if not is_in_order(pieces, shape)]
+    # together, so that matrices of one shape are a batch
+    copies = iter(torch.split(packed[0].new_empty(sum(copied)), copied) if copied else ())
+    for pieces, shape in places:
         if is_in_order(pieces, shape):
             r, begin, _ = pieces[0]
             found.append(packed[r][begin : begin + math.prod(shape)].view(shape))
             continue
-        found.append(packed[0].new_empty(shape))
+        found.append(next(copies).view(shape))
         targets += [found[-1][p.at] for *_, p in pieces]
         sources += [packed[r][begin : begin + p.size] for r, begin, p in pieces]
     _copy(targets, [t.view(at.shape) for t, at in zip(sources, targets, strict=True)])
