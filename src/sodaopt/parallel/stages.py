@@ -46,6 +46,9 @@ many in memory. A round that is sent has its shards and its matrices. A computed
 their batch and the results. One that returns has results at the owner and at the shards. m_bar of
 one is the eighth."""
 
+ALIGNED = 16
+"""The elements after which a copy begins in a tensor of several copies: 64 bytes in fp32."""
+
 STREAMS: dict[torch.device, Any] = {}
 """The stream of each device for the products of replicas."""
 
@@ -294,14 +297,16 @@ def _unpacked(
     found, targets, sources = [], list[Tensor](), list[Tensor]()
     places = list(zip(located(rows, len(shapes)), shapes, strict=True))
     copied = [math.prod(shape) for pieces, shape in places if not is_in_order(pieces, shape)]
-    # together, so that matrices of one shape are a batch
+    # together, so that matrices of one shape are a batch, and aligned like tensors of their own,
+    # because the rounding of products depends on it
+    copied = [-(-n // ALIGNED) * ALIGNED for n in copied]
     copies = iter(torch.split(packed[0].new_empty(sum(copied)), copied) if copied else ())
     for pieces, shape in places:
         if is_in_order(pieces, shape):
             r, begin, _ = pieces[0]
             found.append(packed[r][begin : begin + math.prod(shape)].view(shape))
             continue
-        found.append(next(copies).view(shape))
+        found.append(next(copies)[: math.prod(shape)].view(shape))
         targets += [found[-1][p.at] for *_, p in pieces]
         sources += [packed[r][begin : begin + p.size] for r, begin, p in pieces]
     _copy(targets, [t.view(at.shape) for t, at in zip(sources, targets, strict=True)])
