@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sodaopt import rounding
 from sodaopt.rounding import key, random_bits, stochastic
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -152,3 +153,13 @@ def test_keys_are_decorrelated(a, b) -> None:
     x, y = (random_bits(torch.arange(N), key(*k)).double() / 2**32 - 0.5 for k in (a, b))
     assert abs((x * y).mean() * 12) < 5 / math.sqrt(N)
     assert (x == y).sum() < 3
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(), (5,), (7, 9), (3, 4, 5), (0, 4), (1, 11)], ids=str)
+def test_slices_round_as_the_whole(dtype, shape, monkeypatch) -> None:
+    """Random bits take much more memory than the parameter, so large ones are rounded in slices."""
+    monkeypatch.setattr(rounding, "SLICE", 4)
+    p, x = torch.zeros(shape, dtype=dtype), torch.randn(shape)
+    rounding.write_([p], [x], [3], 7, 11)
+    assert torch.equal(p, stochastic(x, dtype, key(7, 3, 11)))

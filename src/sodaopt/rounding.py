@@ -72,6 +72,10 @@ def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = N
     return torch.where(x.isfinite(), bits.view(torch.float32) / scale, x).to(dtype)
 
 
+SLICE = 1 << 22
+"""Elements that plain operations round at a time. Their random bits need temporary memory."""
+
+
 def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step: int) -> None:
     """Round each fp32 x into this rank's shard of its 16-bit parameter p.
 
@@ -80,16 +84,21 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
     is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
     for p, x, index in zip(ps, xs, indices, strict=True):
-        shard = sharded.local(p)
-        numbers = sharded.numbers(p, 0, shard.numel())
-        if isinstance(numbers, range):
-            if not is_compiling and backends.run_on(shard, x):
-                launch = launches.setdefault((shard.device, shard.dtype), [])
-                launch.append((shard, x, numbers.start, cached_prefix(seed, index)))
-                continue
-            numbers = torch.arange(numbers.start, numbers.stop, device=shard.device)
-        bits = key(seed, index, step)
-        shard.copy_(stochastic(x, shard.dtype, bits, numbers.view(shard.shape)))
+        shard, first = sharded.local(p), first_element(p)
+        if first is not None and not is_compiling and backends.run_on(shard, x):
+            launch = launches.setdefault((shard.device, shard.dtype), [])
+            launch.append((shard, x, first, cached_prefix(seed, index)))
+            continue
+        begin, bits = 0, key(seed, index, step)
+        if shard.dim() == 0:
+            shard, x = shard[None], x[None]
+        height = max(1, SLICE // max(1, shard.shape[1:].numel()))
+        for part, value in zip(torch.split(shard, height), torch.split(x, height), strict=True):
+            numbers = sharded.numbers(p, begin, begin + part.numel())
+            if isinstance(numbers, range):
+                numbers = torch.arange(numbers.start, numbers.stop, device=part.device)
+            part.copy_(stochastic(value, part.dtype, bits, numbers.view(part.shape)))
+            begin += part.numel()
     for rows in launches.values():
         from sodaopt.backends.triton import rounding
 
