@@ -3,18 +3,22 @@
     python -m tools.walk [--json | --docs]
 
 Each optimizer takes two steps on three small fp32 parameters, and the second step is recorded.
-Files and functions are in the order of their first visit. Lambdas and comprehensions are left out.
+Files and functions are in the order of their first visit. Lambdas and comprehensions are left out,
+and so are kernels. Without a GPU, TRITON_INTERPRET=1 lets the kernels run on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -41,23 +45,40 @@ def wrapped_adamw() -> torch.optim.Optimizer:
 
 
 def soda_dagger() -> torch.optim.Optimizer:
-    return SODA(param_groups(model("cuda"), "soda_dagger"), 2**-12)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return SODA(param_groups(model(device), "soda_dagger"), 2**-12)
 
 
-CASES: dict[str, tuple[Callable[[], torch.optim.Optimizer], bool]] = {  # True: needs a GPU
+CASES: dict[str, tuple[Callable[[], torch.optim.Optimizer], bool]] = {  # True: runs kernels
     "SODA(zoo.adamw()) on a CPU": (adamw, False),
     "SODAWrapper(torch.optim.AdamW) on a CPU": (wrapped_adamw, False),
     'SODA(param_groups(model, "soda_dagger")) on a GPU': (soda_dagger, True),
 }
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def kernels() -> set[tuple[str, str]]:
+    """The file and the name of each function that Triton compiles."""
+    folder = PACKAGE / "backends" / "triton"
+    return {
+        (str(path), node.name)
+        for path in folder.glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+        and "jit" in "".join(map(ast.dump, node.decorator_list))
+    }
 
 
 def walk(opt: torch.optim.Optimizer) -> Walk:
     """Take two steps with `opt`, and return the files and functions that the second one visits."""
     visited: Walk = {}
+    compiled = kernels()
 
     def record(frame: FrameType, event: str, _: Any) -> None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if event == "call" and path.is_relative_to(PACKAGE) and not name.endswith(">"):
+        if (str(path), name) in compiled or name.endswith(">"):
+            return
+        if event == "call" and path.is_relative_to(PACKAGE):
             functions = visited.setdefault(str(path.relative_to(PACKAGE)), [])
             if (name := name.split("<locals>.")[-1]) not in functions:
                 functions.append(name)
@@ -79,10 +100,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: case -> file -> functions")
     parser.add_argument("--docs", action="store_true", help="write docs/design.md")
     args = parser.parse_args()
-    walks = {
-        name: None if gpu and not torch.cuda.is_available() else walk(make())
-        for name, (make, gpu) in CASES.items()
-    }
+    walks = {}
+    for name, (make, runs_kernels) in CASES.items():
+        walks[name] = None
+        if not runs_kernels or torch.cuda.is_available():
+            walks[name] = walk(make())
+        elif INTERPRETED:
+            with mock.patch("sodaopt.core.optimizer.runs_kernels", return_value=True):
+                walks[name] = walk(make())
     if args.json:
         print(json.dumps(walks, indent=2))
     elif args.docs:
