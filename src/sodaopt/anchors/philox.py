@@ -30,8 +30,7 @@ def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ..
 def words(start: int, stop: int, key: tuple[int, int], stream: int, device: torch.device) -> Tensor:
     """Words start..stop-1 of a stream (a 64-bit number), as int64 in [0, 2^32)."""
     first, last = start // 4, (stop + 3) // 4
-    n = torch.arange(first, last, device=device, dtype=torch.int64)
-    out = _blocks(n, key, stream).flatten()
+    out = _blocks(torch.arange(first, last, device=device), key, stream).flatten()
     return out[start - 4 * first : stop - 4 * first]
 
 
