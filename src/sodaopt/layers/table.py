@@ -100,10 +100,13 @@ class Plan:
 
 
 def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
-    """Return the line of parameters that differ only by the numbers in their names."""
-    row = rows[0]
+    """Return the line of parameters that differ only by the numbers in their names.
+
+    h.0.w, h.1.w and h.2.w are written as h.*.w.
+    """
+    row, columns = rows[0], zip(*(r.name.split(".") for r in rows), strict=True)
     return (
-        _merged([r.name for r in rows]),
+        ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns),
         f"x{len(rows)}" if len(rows) > 1 else "",
         times(row.shape),
         row.role,
@@ -112,12 +115,6 @@ def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
         _number(row.radius),
         _number(row.lr_factor) if row.method else "",
     )
-
-
-def _merged(names: Sequence[str]) -> str:
-    """Join names: h.0.w, h.1.w, h.2.w -> h.*.w"""
-    columns = zip(*(name.split(".") for name in names), strict=True)
-    return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
 
 
 def _number(x: Any) -> str:
