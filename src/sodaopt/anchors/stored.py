@@ -124,8 +124,7 @@ class Constant(Anchor):
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.dim() == p.dim():
             return self.other.saved(kept, p)
-        shard = sharded.local(p)
-        return sharded.like(kept.to(shard.device).expand(shard.shape).contiguous(), p)
+        return torch.full_like(p, float(kept), dtype=kept.dtype)
 
 
 def constant_of(p: Tensor) -> Tensor | None:
