@@ -101,11 +101,11 @@ LATER = {
     "the roles of 62 architectures": (
         "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
         " _at_layer",
-        "layers/roles.py: _unread _is_parallel",
+        "layers/roles.py: LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel",
         "geometry/views.py: heads",
     ),
     "optimizers by name": (
-        "_names.py: Name.is_anchored Name.is_anchored_twice",
+        "_names.py: ANCHORED Name.is_anchored Name.is_anchored_twice",
         "factory.py",
         "layers/recipes.py: decayed",
     ),

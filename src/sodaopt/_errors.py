@@ -1,24 +1,23 @@
 """Errors that several modules raise: unknown names, shapes, and numbers out of range."""
 
 import math
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
 
-def unknown(
-    kind: str, name: object, known: Iterable[str], listed: Iterable[str] | None = None
-) -> str:
+def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Say that a name is unknown, and suggest the nearest known one or list all of them.
 
     kind: the kind of thing that the name should be, such as "row" or "role".
-    listed: a shorter list, if there are many known names.
+    known: names. All that begin with soda( are listed as soda(...).
     """
-    names = sorted(known)
-    folded = {n.casefold(): n for n in names}
+    folded = {n.casefold(): n for n in sorted(known)}
     near = get_close_matches(str(name).casefold(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(listed or names)}"
+    listed = dict.fromkeys(re.sub(r"\(.*", "(...)", n) for n in folded.values())
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"known: {', '.join(listed)}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

@@ -63,6 +63,5 @@ def parse(text: str, known: Mapping[str, Name], kind: str = "optimizer") -> Name
     """
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
     if plain not in known:
-        forms = dict.fromkeys(re.sub(r"\(.*", "(...)", name) for name in known)
-        raise ValueError(unknown(kind, text, known, forms))
+        raise ValueError(unknown(kind, text, known))
     return known[plain]

@@ -7,7 +7,7 @@ device, where nothing is allocated. After the first step the tensors of the stat
 """
 
 import copy
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,8 @@ class Memory:
 
     def state(self) -> dict[str, int]:
         """Bytes by kind of state."""
-        found: Counter[str] = Counter()
-        for row in self.rows:
-            found.update(row.state)
-        return dict(found)
+        kinds = dict.fromkeys(kind for row in self.rows for kind in row.state)
+        return {kind: sum(row.state.get(kind, 0) for row in self.rows) for kind in kinds}
 
     def total(self) -> int:
         """Bytes of state."""

@@ -175,7 +175,7 @@ def test_other_attributes_of_a_parameter_are_not_its_z0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("anchor", "dtype"), [("bf16", BF16), (anchors.Rounded(torch.float16), torch.float16)], ids=str
+    ("anchor", "dtype"), [("bf16", BF16), (anchors.Clone(torch.float16), torch.float16)], ids=str
 )
 def test_weights_are_rounded_once(anchor: Any, dtype: torch.dtype) -> None:
     net, _ = model()
@@ -600,6 +600,7 @@ def test_a_module_without_a_rule() -> None:
 WRONG = {
     "misspelt": ("clnoe", "did you mean 'clone'"),
     "seed alone": ("seed", r"seeds = sodaopt.init.seeded_\(model, 0\)"),
+    "file alone": ("file", r"anchors.FromFile\(path, model\)"),
 }
 
 

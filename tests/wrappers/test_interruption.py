@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sodaopt import GPA, SNOO, SODA, Lookahead, ScheduleFree, SODAWrapper, anchors, init, zoo
 
-BF16 = anchors.Clone(torch.bfloat16)
+FP64 = anchors.Clone(torch.float64)
 WRAPS: dict[str, Callable[[Optimizer, Any], Any]] = {
     "SODAWrapper": lambda base, seeds: SODAWrapper(base),
-    "SODAWrapper in buckets": lambda base, seeds: SODAWrapper(base, anchor=BF16),
+    "SODAWrapper in slices": lambda base, seeds: SODAWrapper(base, anchor=FP64),
     "SODAWrapper seeds": lambda base, seeds: SODAWrapper(base, anchor=seeds),
     "ScheduleFree": lambda base, seeds: ScheduleFree(base, weight_decay_at_y=0.1),
     "GPA": lambda base, seeds: GPA(base, lam=0.3),
@@ -36,7 +36,7 @@ BASES: dict[str, Callable[[list[Any]], Optimizer]] = {
 }
 SOME = {
     "SODAWrapper seeds": ["AdamW foreach"],
-    "SODAWrapper in buckets": ["AdamW foreach"],
+    "SODAWrapper in slices": ["AdamW foreach"],
     "GPA": ["AdamW foreach", "Adafactor (reads)"],
     "Lookahead": ["AdamW foreach"],
     "SNOO": ["AdamW foreach", "SODA(lion)"],

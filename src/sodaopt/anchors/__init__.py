@@ -40,13 +40,11 @@ def anchor(spec: Any) -> Anchor:
     True
     """
     if isinstance(spec, str):
-        if spec == "seed":
-            raise ValueError(
-                'anchor="seed" needs to know the seeds: seeds = sodaopt.init.seeded_(model, 0) '
-                "before training, then anchor=seeds"
-            )
         if spec not in ANCHORS:
-            raise ValueError(unknown("anchor", spec, [*ANCHORS, "seed"]))
+            raise ValueError(
+                f"{unknown('anchor', spec, ANCHORS)} (for a file: anchors.FromFile(path, model), "
+                "for a seed: seeds = sodaopt.init.seeded_(model, 0) before training)"
+            )
         return ANCHORS[spec]()
     if not isinstance(spec, Anchor):
         raise TypeError(f"an anchor is a name or an Anchor object such as Seeds, got {spec!r}")

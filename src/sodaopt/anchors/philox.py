@@ -30,20 +30,20 @@ def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ..
 def words(start: int, stop: int, key: tuple[int, int], stream: int, device: torch.device) -> Tensor:
     """Words start..stop-1 of a stream (a 64-bit number), as int64 in [0, 2^32)."""
     first, last = start // 4, (stop + 3) // 4
-    n = torch.arange(first, last, device=device, dtype=torch.int64)
-    out = torch.stack(_blocks(n, key, stream), dim=1).flatten()
+    out = _blocks(torch.arange(first, last, device=device), key, stream).flatten()
     return out[start - 4 * first : stop - 4 * first]
 
 
 def words_at(index: Tensor, key: tuple[int, int], stream: int) -> Tensor:
     """The words with these numbers, in any order: four times the work of a range."""
-    four = torch.stack(_blocks(index >> 2, key, stream), dim=-1)
+    four = _blocks(index >> 2, key, stream)
     return four.gather(-1, (index & 3).unsqueeze(-1)).squeeze(-1)
 
 
-def _blocks(n: Tensor, key: tuple[int, int], stream: int) -> tuple[Tensor, ...]:
+def _blocks(n: Tensor, key: tuple[int, int], stream: int) -> Tensor:
+    """The four words of each of these blocks, in a last dimension."""
     s0, s1 = (torch.full_like(n, w) for w in (stream & _MASK, stream >> 32 & _MASK))
-    return block((n & _MASK, n >> 32, s0, s1), key)
+    return torch.stack(block((n & _MASK, n >> 32, s0, s1), key), dim=-1)
 
 
 def fractions(words: Tensor) -> Tensor:

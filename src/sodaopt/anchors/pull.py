@@ -74,7 +74,7 @@ Operation: TypeAlias = tuple[Implementation, list[Tensor], list[Any]]
 
 def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operation]:
     """The operations that pull all x: one for each slice, and one for each choice."""
-    calls: dict[tuple[Implementation, Hashable], tuple[list[Tensor], list[Any]]] = {}
+    calls: dict[tuple[Implementation, Hashable], list[tuple[Tensor, Source]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if x.is_meta:
             continue
@@ -82,11 +82,9 @@ def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operati
         if choice is None:
             yield from _slices(x, z0)
         else:
-            its_xs, its_z0s = calls.setdefault(choice, ([], []))
-            its_xs.append(x)
-            its_z0s.append(z0)
-    for (pull, _), (its_xs, its_z0s) in calls.items():
-        yield pull, its_xs, its_z0s
+            calls.setdefault(choice, []).append((x, z0))
+    for (pull, _), pairs in calls.items():
+        yield pull, [x for x, _ in pairs], [z0 for _, z0 in pairs]
 
 
 def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable] | None:

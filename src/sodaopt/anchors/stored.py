@@ -60,7 +60,8 @@ class Anchor:
 class Clone(Anchor):
     """A copy of the weights.
 
-    dtype: the dtype of the copy. None is the parameter's.
+    dtype: the dtype of the copy. None is the parameter's. If it has fewer bits, the weights are
+    rounded to it once, at the first step, so that z0 is exact.
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor=anchors.Clone())
     """
@@ -68,26 +69,22 @@ class Clone(Anchor):
     dtype: torch.dtype | None = None
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        return p.detach().to(self.dtype or p.dtype, copy=True)
+        z0 = p.detach().to(self.dtype or p.dtype, copy=True)
+        if first and z0.dtype != p.dtype:
+            p.detach().copy_(z0)
+        return z0
 
 
 @dataclass(frozen=True)
 class Rounded(Clone):
     """A bf16 copy of weights that are rounded to bf16 first: half the memory, and exact.
 
-    dtype: the dtype of the copy, to which the weights are rounded.
+    dtype: as in `Clone`.
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor="bf16")
     """
 
     dtype: torch.dtype | None = torch.bfloat16
-
-    def capture(self, p: Tensor, first: bool) -> Tensor:
-        z0 = super().capture(p, first)
-        if first:
-            with torch.no_grad():
-                p.copy_(z0)
-        return z0
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,7 @@ class Constant(Anchor):
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         if kept.dim() == p.dim():
             return self.other.saved(kept, p)
-        shard = sharded.local(p)
-        return sharded.like(kept.to(shard.device).expand(shard.shape).contiguous(), p)
+        return torch.full_like(p, float(kept), dtype=kept.dtype)
 
 
 def constant_of(p: Tensor) -> Tensor | None:

@@ -6,7 +6,6 @@ decides. `find_usage` finds the layers whose role depends on the whole model: ou
 tables of tokens.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -37,12 +36,11 @@ ROLES = {
 }
 MATRICES = ("hidden", "conv", "experts", "router", "lora_a", "lora_b")
 """The paper's hidden layers. A depthwise kernel is not a matrix: each tap is diagonal."""
-VECTORS = ("vector", "norm", "bias", "scalar")
 
 PARENT = (
     {"tied": "head", "position": "embedding"}
     | dict.fromkeys(MATRICES[1:], "hidden")
-    | dict.fromkeys(VECTORS[1:], "vector")
+    | dict.fromkeys(("norm", "bias", "scalar"), "vector")
 )
 """The role whose rule another role follows if a recipe has none for it."""
 
@@ -96,7 +94,7 @@ RULES: tuple[tuple[str, Match], ...] = (
     # The name and the shape of a parameter in any other module:
     ("position", lambda at, use: _has_rows(at) and at.named(POSITION) and _rows(at)),
     ("bias", lambda at, use: at.named(BIAS)),
-    ("scalar", lambda at, use: math.prod(at.shape) == 1),
+    ("scalar", lambda at, use: at.shape.numel() == 1),
     ("norm", lambda at, use: _is_norm(at.module)),
     ("vector", lambda at, use: not _has_rows(at) or at.named(f"{LEARNED_INPUT}|{FACTOR}")),
     ("position", lambda at, use: (at.shape[0] == 1 or at.named(EMBEDDING)) and _rows(at)),
@@ -125,7 +123,7 @@ def _rows(at: Location) -> View | bool:
 
 def _has_rows(at: Location) -> bool:
     """Whether the parameter is more than a vector: a class token is 1 x 1 x d."""
-    return math.prod(at.shape) != max(at.shape, default=1)
+    return at.shape.numel() != max(at.shape, default=1)
 
 
 def _is_norm(m: nn.Module) -> bool:

@@ -1,6 +1,5 @@
 """The plan as a record: a row for each parameter, groups for SODA, and the printed table."""
 
-import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,8 +91,8 @@ class Plan:
         return "\n".join([self.title, head, rule, *lines, rule, self._total(), *self.notes])
 
     def _total(self) -> str:
-        frozen = sum(math.prod(row.shape) for row in self.rows if row.method is None)
-        numbers = sum(math.prod(row.shape) for row in self.rows)
+        frozen = sum(row.parameter.numel() for row in self.rows if row.method is None)
+        numbers = sum(row.parameter.numel() for row in self.rows)
         text = f"{len(self.rows)} parameters, {numbers:,} numbers"
         return text + (f" ({frozen:,} of them frozen)" if frozen else "")
 
@@ -101,10 +100,13 @@ class Plan:
 
 
 def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
-    """Return the line of parameters that differ only by the numbers in their names."""
-    row = rows[0]
+    """Return the line of parameters that differ only by the numbers in their names.
+
+    h.0.w, h.1.w and h.2.w are written as h.*.w.
+    """
+    row, columns = rows[0], zip(*(r.name.split(".") for r in rows), strict=True)
     return (
-        _merged([r.name for r in rows]),
+        ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns),
         f"x{len(rows)}" if len(rows) > 1 else "",
         times(row.shape),
         row.role,
@@ -113,19 +115,6 @@ def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
         _number(row.radius),
         _number(row.lr_factor) if row.method else "",
     )
-
-
-def _merged(names: Sequence[str]) -> str:
-    """Join names: h.0.w, h.1.w, h.2.w -> h.0-2.w, and h.0.w, h.2.w -> h.*.w"""
-    columns = zip(*(name.split(".") for name in names), strict=True)
-    return ".".join(_span(set(column)) for column in columns)
-
-
-def _span(parts: set[str]) -> str:
-    if len(parts) == 1:
-        return parts.pop()
-    first, last = min(map(int, parts)), max(map(int, parts))
-    return f"{first}-{last}" if last - first == len(parts) - 1 else "*"
 
 
 def _number(x: Any) -> str:

@@ -101,18 +101,16 @@ def total(t: Tensor, p: Any) -> Tensor:
 
 def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
-    axes = box(p) if is_sharded(p) else ()
-    if not axes:
+    if not is_sharded(p) or not p.ndim:
         return range(begin, stop)
-    inner = math.prod(p.shape[1:])
-    if math.prod(map(len, axes[1:])) == inner:
-        first = axes[0].start * inner
+    axes = box(p)
+    if tuple(map(len, axes[1:])) == p.shape[1:]:
+        first = axes[0].start * p.shape[1:].numel()
         return range(first + begin, first + stop)
     at = torch.arange(begin, stop, device=local(p).device)
-    index, stride = torch.zeros_like(at), 1
-    for axis, size in zip(reversed(axes), reversed(p.shape), strict=True):
-        index += (axis.start + at % len(axis)) * stride
-        at, stride = at // len(axis), stride * size
+    index = torch.zeros_like(at)
+    for axis, size, i in zip(axes, p.shape, torch.unravel_index(at, local(p).shape), strict=True):
+        index = index * size + axis.start + i
     return index
 
 
@@ -123,12 +121,7 @@ def placement_of(p: Any) -> Placement:
 
 def box(p: Any) -> Box:
     """The slice of the DTensor p that this rank has."""
-    return _box(tuple(p.shape), placement_of(p), tuple(p.device_mesh.get_coordinate()))
-
-
-@lru_cache(maxsize=4096)
-def _box(shape: tuple[int, ...], placement: Placement, at: tuple[int, ...]) -> Box:
-    return placement.box(shape, at)
+    return placement_of(p).box(tuple(p.shape), p.device_mesh.get_coordinate())
 
 
 @lru_cache(maxsize=1024)
