@@ -33,6 +33,13 @@ def build(params: Any, lr: Any = 0.1, method: Any = adam, **kw: Any) -> Callable
     return lambda: SODA(params() if callable(params) else params, lr, method, **kw)
 
 
+def flattened() -> list[Parameter]:
+    """A parameter as FullyShardedDataParallel makes it."""
+    p = Parameter(torch.ones(12))
+    p._fsdp_flattened = True  # type: ignore[attr-defined]
+    return [p]
+
+
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "negative lr": (build(network, -1.0), ValueError, "negative or infinite, got -1.0"),
     "nan lr": (build(network, float("nan")), ValueError, "negative or infinite, got nan"),
@@ -93,6 +100,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "complex64.*view_as_real",
     ),
+    "flattened": (build(flattened), ValueError, r"parameter 0 .* flattened.*fully_shard"),
     "alpha over 1": (lambda: Method(Kronecker(), alpha=1.5), ValueError, r"alpha must be in \[0"),
     "lam under 0": (lambda: Method(Kronecker(), lam=-0.1), ValueError, "lam must be in"),
     "lam_bar nan": (

@@ -11,7 +11,6 @@ from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, matrixwise
 from sodaopt.geometry.polar import divisor, lengths
-from sodaopt.geometry.scales import unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Frame, Shape, View, matrix
 from sodaopt.schedules import Coef, Number
@@ -84,11 +83,6 @@ class Geometry:
         """Whether each entry of u needs the same entry of its inputs only: a shard is enough."""
         return self.kernel in ELEMENTWISE
 
-    @property
-    def shapeless(self) -> bool:
-        """Whether a flattened piece of a parameter gives the same u as the whole."""
-        return self.elementwise
-
     def kernel_width(self, shape: torch.Size) -> float:
         """The factor of the kernel's direction for a parameter of this shape, besides gamma."""
         return 1.0
@@ -153,10 +147,6 @@ class _NormMap(Geometry):
     radius: Coef = 1.0
     exchanges: ClassVar[bool] = True
     degree: ClassVar[int] = 1
-
-    @property
-    def shapeless(self) -> bool:
-        return self.elementwise and self.norm.scale is unit
 
     def __post_init__(self) -> None:
         if not isinstance(self.norm, Norm):
