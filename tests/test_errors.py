@@ -124,8 +124,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rate with a memory": (
         lambda: Diagonal(lr_weighted()), ValueError, "rate must be a function of .* alone"),
     "alpha of numpy": (lambda: Method(Kronecker(), np.float32(1.5)), ValueError, "alpha must be"),
-    "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha is a"),
-    "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "alpha is a number"),
+    "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha must be"),
+    "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "must be a number"),
     "function of numpy": (
         build(network, method=Method(Ball(Sign()), alpha=lambda k, lr: np.float32(1.5))),
         ValueError,
