@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sodaopt import schedules
 from sodaopt._errors import times
 from sodaopt.core.method import ROWS, Method
 
@@ -105,8 +104,7 @@ def check_capturable(method: Method, where: str) -> None:
     k = torch.ones((), dtype=torch.float64, device="meta")  # it has no value to read
     try:
         method.coefs(k, k, method.advance(dict.fromkeys(method.memory, k), k, k))
-        for c in method.geometry.kernel_coefs:
-            schedules.value(c, k, k)
+        method.geometry.kernel_numbers(k, k)
     except (RuntimeError, NotImplementedError, TypeError) as e:
         raise ValueError(
             f"{where}: a coefficient of {method.name} reads k or lr on the host, and "

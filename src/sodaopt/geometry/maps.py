@@ -87,8 +87,7 @@ class Geometry:
         """The factor of the kernel's direction for a parameter of this shape, besides gamma."""
         return 1.0
 
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
         """The factor of gamma, and the rate and eps of "diagonal"."""
         return 1.0, 0.0, 0.0
 
@@ -185,10 +184,8 @@ class _NormMap(Geometry):
     def kernel_width(self, shape: torch.Size) -> float:
         return self.norm.width(shape) ** self.degree
 
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
-        rho = self.radius
-        return rho if self.degree == 1 else schedules.times(rho, rho), 0.0, 0.0
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
+        return schedules.value(self.radius, k, lr) ** self.degree, 0.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -257,6 +254,7 @@ class Diagonal(Geometry):
 
     rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
     eps: float = 1e-8
+    kernel: ClassVar[str] = "diagonal"
 
     def __post_init__(self) -> None:
         _check_memoryless("rate", self.rate)
@@ -264,24 +262,19 @@ class Diagonal(Geometry):
             number("the rate", self.rate, 1)
         number("eps", self.eps)
 
-    @property
-    def kernel(self) -> str | None:
-        return "diagonal"
-
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
-        return 1.0, self.rate, self.eps
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
+        return 1.0, schedules.value(self.rate, k, lr), self.eps
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
         return {"v": torch.zeros_like(p, dtype=dtype)}
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         v = [s["v"] for s in context.state]
-        rate = schedules.value(self.rate, context.k, context.lr)
+        _, rate, eps = self.kernel_numbers(context.k, context.lr)
         torch._foreach_mul_(v, 1 - rate)
         torch._foreach_addcmul_(v, context.g, context.g, value=rate)
         H = list(torch._foreach_sqrt(v))
-        torch._foreach_add_(H, self.eps)
+        torch._foreach_add_(H, eps)
         u = list(torch._foreach_div(m_bar, H))
         torch._foreach_mul_(u, -gamma)
         return u

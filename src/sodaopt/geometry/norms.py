@@ -150,10 +150,7 @@ class Sign(Norm):
     """
 
     view: View = elements
-
-    @property
-    def ball_kernel(self) -> str | None:
-        return "sign"
+    ball_kernel: ClassVar[str] = "sign"
 
     def factor(self, o: int, i: int) -> float:
         return 1 / i
