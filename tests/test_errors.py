@@ -17,7 +17,6 @@ from sodaopt.geometry import (
     Diagonal,
     Euclidean,
     Kronecker,
-    MultiNorm,
     Sign,
     Spectral,
     conv,
@@ -81,7 +80,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "spectral on a vector": (
         build(named, method=zoo.muon()),
         ValueError,
-        r"bias \(2, float32\) cannot have the geometry of muon: Spectral needs a matrix",
+        r"bias \(2, float32\) cannot have the geometry of muon: expected a matrix",
     ),
     "spectral on a kernel": (
         build([Parameter(torch.ones(4, 3, 3, 3))], method=zoo.muon()),
@@ -94,7 +93,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "needs a kernel",
     ),
     "shampoo on a vector": (build(named, method=zoo.shampoo()), ValueError, "bias .* Kronecker"),
-    "multinorm on a vector": (build(named, method=Method(MultiNorm())), ValueError, "MultiNorm"),
+    "multinorm on a vector": (build(named, method=zoo.multinorm()), ValueError, "multinorm"),
     "complex": (
         build([Parameter(torch.ones(3, dtype=torch.complex64))]),
         ValueError,

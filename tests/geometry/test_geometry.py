@@ -532,7 +532,7 @@ REFUSED = [
 def test_wrong_shape_is_named(norm, shape) -> None:
     words = "x".join(map(str, shape)) or "scalar"
     for M in MAPS:
-        with pytest.raises(ValueError, match=f"^{type(norm).__name__} .*shape {words}"):
+        with pytest.raises(ValueError, match=f"shape {words}"):
             M(norm).check(shape)
     for f in (norm.lmo, norm.dual, norm.norm):
         with pytest.raises(ValueError, match=f"shape {words}"):
@@ -545,7 +545,7 @@ def test_wrong_shape_is_named(norm, shape) -> None:
 )
 def test_wrong_shape_of_a_metric_is_named(geo, shape) -> None:
     words = "x".join(map(str, shape)) or "scalar"
-    with pytest.raises(ValueError, match=f"^{type(geo).__name__} .*shape {words}"):
+    with pytest.raises(ValueError, match=f"shape {words}"):
         geo.check(shape)
 
 

@@ -131,13 +131,6 @@ def _check_memoryless(name: str, c: Coef) -> None:
         raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
 
 
-def _check_view(owner: "Norm | MultiNorm", shape: Shape) -> None:
-    try:
-        owner.view(shape)
-    except ValueError as e:
-        raise ValueError(f"{type(owner).__name__} {e}") from None
-
-
 @dataclass(frozen=True)
 class _NormMap(Geometry):
     """The map of a norm. The width factor enters u to the power `degree`."""
@@ -155,7 +148,7 @@ class _NormMap(Geometry):
         _check_memoryless("radius", self.radius)
 
     def check(self, shape: Shape) -> None:
-        _check_view(self.norm, shape)
+        self.norm.view(shape)
 
     def exchanged(self, shape: Shape) -> Exchanged:
         return ((shape, self.norm.view(shape)),) if self.norm.needs_matrices(shape) else ()
@@ -301,7 +294,7 @@ class MultiNorm(Geometry):
         count("iterations", self.iterations, 1)
 
     def check(self, shape: Shape) -> None:
-        _check_view(self, shape)
+        self.view(shape)
 
     def exchanged(self, shape: Shape) -> Exchanged:
         return ((shape, self.view(shape)),)
