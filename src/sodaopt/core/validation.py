@@ -2,13 +2,12 @@
 
 import inspect
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodaopt._errors import times
+from sodaopt._errors import number, times
 from sodaopt.core.method import ROWS, Method
 
 KNOWN = {
@@ -50,10 +49,8 @@ def check_seed(seed: Any) -> None:
 
 
 def check_lr(lr: Any, where: str) -> None:
-    if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
-        raise TypeError(f"{where}: lr must be a number, got {lr!r}: SODA(params, lr, method)")
-    if not 0 <= float(lr) < float("inf"):
-        raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
+    is_one = isinstance(lr, Tensor) and lr.numel() == 1
+    number(f"{where}: lr", lr.item() if is_one else lr)
 
 
 def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
