@@ -86,12 +86,15 @@ LATER = {
     "hyperparameters in a group of SODA are refused at a step too": (
         "core/optimizer.py: SODA._check_groups",
     ),
-    "a pull that does not scale the update": ("core/method.py: Method._check_full_step",),
+    "a pull that does not scale the update": (
+        "core/method.py: Method.full_step Method._check_full_step",
+    ),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
     "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (
+        "schedules.py: lr_weighted.by_group",
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._catch_up",
     ),
