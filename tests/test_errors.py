@@ -117,7 +117,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "centre": (lambda: Method(Kronecker(), centre="orgin"), ValueError, "did you mean 'origin'"),
     "geometry": (lambda: Method(Sign()), TypeError, r"geometry such as Ball\(Sign\(\)\)"),
     "norm": (lambda: Ball(Kronecker()), TypeError, "needs a Norm"),
-    "radius": (lambda: Clip(Euclidean(), 0), ValueError, "radius must be positive"),
+    "radius": (lambda: Clip(Euclidean(), -1), ValueError, "the radius must not be negative"),
+    "radius as text": (lambda: Ball(Sign(), "50"), TypeError, "the radius must be a number"),
     "radius with a memory": (
         lambda: Ball(Sign(), lr_weighted()), ValueError, "radius must be a function of .* alone"),
     "rate with a memory": (

@@ -126,9 +126,11 @@ class Geometry:
         raise NotImplementedError
 
 
-def _check_memoryless(name: str, c: Coef) -> None:
+def _check_coef(name: str, c: Coef, most: float = math.inf) -> None:
     if schedules.start(c):
-        raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
+        raise ValueError(f"{name} must be a function of (k, lr) alone, and {c!r} has a memory")
+    if not callable(c):
+        number(name, c, most)
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,7 @@ class _NormMap(Geometry):
     def __post_init__(self) -> None:
         if not isinstance(self.norm, Norm):
             raise TypeError(f"{type(self).__name__} needs a Norm such as Sign(), got {self.norm!r}")
-        if not callable(self.radius) and not self.radius > 0:
-            raise ValueError(f"the radius must be positive, got {self.radius}")
-        _check_memoryless("radius", self.radius)
+        _check_coef("the radius", self.radius)
 
     def check(self, shape: Shape) -> None:
         self.norm.view(shape)
@@ -250,9 +250,7 @@ class Diagonal(Geometry):
     kernel: ClassVar[str] = "diagonal"
 
     def __post_init__(self) -> None:
-        _check_memoryless("rate", self.rate)
-        if not callable(self.rate):
-            number("the rate", self.rate, 1)
+        _check_coef("the rate", self.rate, 1)
         number("eps", self.eps)
 
     def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
