@@ -17,7 +17,6 @@ from sodaopt.geometry import (
     Diagonal,
     Euclidean,
     Kronecker,
-    MultiNorm,
     Sign,
     Spectral,
     conv,
@@ -31,6 +30,13 @@ adam = zoo.adam()
 
 def build(params: Any, lr: Any = 0.1, method: Any = adam, **kw: Any) -> Callable[[], Any]:
     return lambda: SODA(params() if callable(params) else params, lr, method, **kw)
+
+
+def flattened() -> list[Parameter]:
+    """A parameter as FullyShardedDataParallel makes it."""
+    p = Parameter(torch.ones(12))
+    p._fsdp_flattened = True  # type: ignore[attr-defined]
+    return [p]
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -74,7 +80,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "spectral on a vector": (
         build(named, method=zoo.muon()),
         ValueError,
-        r"bias \(2, float32\) cannot have the geometry of muon: Spectral needs a matrix",
+        r"bias \(2, float32\) cannot have the geometry of muon: expected a matrix",
     ),
     "spectral on a kernel": (
         build([Parameter(torch.ones(4, 3, 3, 3))], method=zoo.muon()),
@@ -87,12 +93,13 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "needs a kernel",
     ),
     "shampoo on a vector": (build(named, method=zoo.shampoo()), ValueError, "bias .* Kronecker"),
-    "multinorm on a vector": (build(named, method=Method(MultiNorm())), ValueError, "MultiNorm"),
+    "multinorm on a vector": (build(named, method=zoo.multinorm()), ValueError, "multinorm"),
     "complex": (
         build([Parameter(torch.ones(3, dtype=torch.complex64))]),
         ValueError,
         "complex64.*view_as_real",
     ),
+    "flattened": (build(flattened), ValueError, r"parameter 0 .* flattened.*fully_shard"),
     "alpha over 1": (lambda: Method(Kronecker(), alpha=1.5), ValueError, r"alpha must be in \[0"),
     "lam under 0": (lambda: Method(Kronecker(), lam=-0.1), ValueError, "lam must be in"),
     "lam_bar nan": (
@@ -110,14 +117,15 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "centre": (lambda: Method(Kronecker(), centre="orgin"), ValueError, "did you mean 'origin'"),
     "geometry": (lambda: Method(Sign()), TypeError, r"geometry such as Ball\(Sign\(\)\)"),
     "norm": (lambda: Ball(Kronecker()), TypeError, "needs a Norm"),
-    "radius": (lambda: Clip(Euclidean(), 0), ValueError, "radius must be positive"),
+    "radius": (lambda: Clip(Euclidean(), -1), ValueError, "the radius must not be negative"),
+    "radius as text": (lambda: Ball(Sign(), "50"), TypeError, "the radius must be a number"),
     "radius with a memory": (
         lambda: Ball(Sign(), lr_weighted()), ValueError, "radius must be a function of .* alone"),
     "rate with a memory": (
         lambda: Diagonal(lr_weighted()), ValueError, "rate must be a function of .* alone"),
     "alpha of numpy": (lambda: Method(Kronecker(), np.float32(1.5)), ValueError, "alpha must be"),
-    "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha is a"),
-    "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "alpha is a number"),
+    "alpha a tensor": (lambda: Method(Kronecker(), torch.tensor(0.5)), TypeError, "alpha must be"),
+    "alpha as text": (lambda: Method(Kronecker(), alpha="0.5"), TypeError, "must be a number"),
     "function of numpy": (
         build(network, method=Method(Ball(Sign()), alpha=lambda k, lr: np.float32(1.5))),
         ValueError,

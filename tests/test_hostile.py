@@ -208,9 +208,9 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: SODA([nn.Parameter(torch.ones(2, dtype=torch.complex64))], 0.1, zoo.adam()),
         ValueError, "view_as_real"),
     "soda of soda_dagger": (
-        lambda: zoo.soda(zoo.soda_dagger()), ValueError, "anchored already: use it as it is"),
+        lambda: zoo.soda(zoo.soda_dagger()), ValueError, "anchored already, use it as it is"),
     "soda of an average": (
-        lambda: zoo.soda(zoo.gpa()), ValueError, "averages: pass the method inside it"),
+        lambda: zoo.soda(zoo.gpa()), ValueError, "averages, pass the method inside it"),
     "recipe of an anchored recipe": (
         lambda: plan(nn.Linear(3, 2), "soda(soda_dagger)"), ValueError, "anchored already"),
     "no lr": (lambda: SODA(params(), method=zoo.adam()), ValueError, "group 0 has no lr"),

@@ -54,7 +54,7 @@ LATER = {
         "backends/triton/symmetric.py",
         "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
         "geometry/norms.py: Euclidean.polar BiasRMS.polar",
-        "geometry/polar.py: DIRECTION Newton.restarts",
+        "geometry/polar.py: DIRECTION Newton.restarts Newton._by_gram factor",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
@@ -86,12 +86,15 @@ LATER = {
     "hyperparameters in a group of SODA are refused at a step too": (
         "core/optimizer.py: SODA._check_groups",
     ),
-    "a pull that does not scale the update": ("core/method.py: Method._check_full_step",),
+    "a pull that does not scale the update": (
+        "core/method.py: Method.full_step Method._check_full_step",
+    ),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
     "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (
+        "schedules.py: lr_weighted.by_group",
         "core/method.py: Method._counts_by_group",
         "core/optimizer.py: SODA._catch_up",
     ),

@@ -39,10 +39,10 @@ def number(name: str, value: Any, most: float = math.inf) -> float:
     """Return the value as a float, or raise if it is not a number between 0 and `most`."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not 0 <= float(value) <= most or math.isinf(float(value)):
+    if not 0 <= (x := float(value)) <= most or x == math.inf:
         must = "not be negative or infinite" if most == math.inf else f"be in [0, {most:g}]"
         raise ValueError(f"{name} must {must}, got {value}")
-    return float(value)
+    return x
 
 
 def count(name: str, value: Any, least: int) -> int:

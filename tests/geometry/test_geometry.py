@@ -401,8 +401,8 @@ def test_radius_schedule(M) -> None:
 
 @pytest.mark.parametrize("M", MAPS, ids=named)
 def test_map_refuses(M) -> None:
-    for radius in (0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match=f"positive, got {radius}"):
+    for radius in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=f"radius must not be .*, got {radius}"):
             M(Sign(), radius)
     with pytest.raises(TypeError, match="needs a Norm"):
         M(Sign)
@@ -532,7 +532,7 @@ REFUSED = [
 def test_wrong_shape_is_named(norm, shape) -> None:
     words = "x".join(map(str, shape)) or "scalar"
     for M in MAPS:
-        with pytest.raises(ValueError, match=f"^{type(norm).__name__} .*shape {words}"):
+        with pytest.raises(ValueError, match=f"shape {words}"):
             M(norm).check(shape)
     for f in (norm.lmo, norm.dual, norm.norm):
         with pytest.raises(ValueError, match=f"shape {words}"):
@@ -545,7 +545,7 @@ def test_wrong_shape_is_named(norm, shape) -> None:
 )
 def test_wrong_shape_of_a_metric_is_named(geo, shape) -> None:
     words = "x".join(map(str, shape)) or "scalar"
-    with pytest.raises(ValueError, match=f"^{type(geo).__name__} .*shape {words}"):
+    with pytest.raises(ValueError, match=f"shape {words}"):
         geo.check(shape)
 
 

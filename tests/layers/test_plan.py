@@ -88,7 +88,7 @@ WRONG = {
     "role": ({"mix": "hiden"}, ValueError, "unknown role 'hiden'; did you mean 'hidden'"),
     "regex": ({"(": "hidden"}, ValueError, "not a regular expression"),
     "value": ({"mix": None}, TypeError, "an override is a role"),
-    "shape": ({"mix": "hidden", "shift": zoo.muon()}, ValueError, r"shift \(4.*needs a matrix"),
+    "shape": ({"mix": "hidden", "shift": zoo.muon()}, ValueError, r"shift \(4.*expected a matrix"),
     "cut": ({"mix": ("hidden", views.split(3))}, ValueError, "cannot cut shape 5x5 into 3"),
 }
 

@@ -31,7 +31,7 @@ from sodaopt.schedules import (
 )
 from sodaopt.theory.weights import weights
 from sodaopt.zoo import coefficients
-from sodaopt.zoo.coefficients import falling, mass, nadam_alpha_bar, nadam_gamma
+from sodaopt.zoo.coefficients import falling, mass, nadam_share, nadam_total
 
 LR = (0.1, 0.4, 0.2)
 
@@ -84,8 +84,8 @@ TABLE: list[tuple[Coef, tuple[float, ...]]] = [  # at k = 0, 1, 2, ... with lr =
     (lr_weighted(r=1.0, power=1.0), (1, 8 / 9, 12 / 21)),
     (lr_weighted(power=0.0), (1, 1 / 2, 1 / 3)),
     (coupled(uniform), (1 / 2, 1 / 3, 1 / 8)),
-    (nadam_alpha_bar(0.9, 0.0), tuple(g / (g + m) for g, m in NADAM)),
-    (nadam_gamma(0.9, 0.0), tuple(c * (g + m) for c, (g, m) in zip(LR, NADAM, strict=True))),
+    (nadam_share(0.9, 0.0), tuple(g / (g + m) for g, m in NADAM)),
+    (nadam_total(0.9, 0.0), tuple(g + m for g, m in NADAM)),
     (mass(0.5), (1, 1.5, 1.75)),
     (mass(0.5, 2.0), (3, 3.5, 3.75)),
 ]
@@ -301,13 +301,13 @@ def test_fade_is_monotone_between_its_ends() -> None:
 def test_nadam_is_torchs() -> None:
     """c_g = (1-mu_t)/(1-P_t), c_m = mu_{t+1}/(1-P_{t+1}), mu_t = b (1 - 0.96^(t psi)/2)."""
     b, psi, P = 0.9, 0.004, 1.0
-    alpha_bar, gamma = (run(c(b, psi), (0.1,) * 30) for c in (nadam_alpha_bar, nadam_gamma))
+    share, total = (run(c(b, psi), (0.1,) * 30) for c in (nadam_share, nadam_total))
     for k in range(30):
         mu, ahead = (b * (1 - 0.5 * 0.96 ** (t * psi)) for t in (k + 1, k + 2))
         P *= mu
         c_g, c_m = (1 - mu) / (1 - P), ahead / (1 - P * ahead)
-        assert alpha_bar[k] == pytest.approx(c_g / (c_g + c_m))
-        assert gamma[k] == pytest.approx(0.1 * (c_g + c_m))
+        assert share[k] == pytest.approx(c_g / (c_g + c_m))
+        assert total[k] == pytest.approx(c_g + c_m)
 
 
 def test_heavy_ball() -> None:
@@ -371,7 +371,7 @@ def test_the_same_memory_is_shared() -> None:
 CLASHES = [
     (weights(one).now, weights(ramp).now),
     (lr_weighted(), lr_weighted(r=1.0)),
-    (nadam_alpha_bar(0.9, 0.004), nadam_alpha_bar(0.8, 0.004)),
+    (nadam_share(0.9, 0.004), nadam_share(0.8, 0.004)),
 ]
 
 

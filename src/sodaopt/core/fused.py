@@ -130,7 +130,7 @@ def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
 
 def _numbers(b: Bucket) -> list[schedules.Number]:
     """The numbers of this step, as `backends.triton.tables` lists them."""
-    factor, rate, eps = (schedules.value(c, b.k, b.lr) for c in b.method.geometry.kernel_coefs)
+    factor, rate, eps = b.method.geometry.kernel_numbers(b.k, b.lr)
     gamma = b.method._step_size(b.c) * factor
     factor_of_g, skip = _scaled(-1.0 if b.group["maximize"] else 1.0, b)
     return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
-from numbers import Real
 from typing import Literal, NamedTuple, ParamSpec, TypeAlias, get_args
 
 from torch import Tensor
@@ -159,14 +158,12 @@ class Method:
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
-    if isinstance(c, Real) and 0 <= float(c) <= (math.inf if slot == "gamma" else 1):
-        return
-    where = " at k = {}, lr = {}".format(*at) if at else ""  # k and lr are read for an error only
-    if not isinstance(c, Real):
-        raise TypeError(f"{name}: {slot} is a number or a function of (k, lr), got {c!r}{where}")
-    must = "not be negative" if slot == "gamma" else "be in [0, 1]"
-    fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
-    raise ValueError(f"{name}: {slot} must {must}, got {c}{where}{fix}")
+    try:
+        number(slot, c, math.inf if slot == "gamma" else 1)
+    except (TypeError, ValueError) as e:
+        where = " at k = {}, lr = {}".format(*at) if at else ""  # k and lr are read for errors only
+        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
+        raise type(e)(f"{name}: {e}{where}{fix}") from None
 
 
 # -- methods by name ------------------------------------------------------------------------------
@@ -236,13 +233,6 @@ def decayed(method: Method, weight_decay: float) -> Method:
     return replace(check_plain(method, "decayed"), lam=lam, centre="origin", full_step=True)
 
 
-WAYS_OUT = {  # by the centre of a method that is not plain
-    "origin": "Pass weight_decay=0, or use uscion for scion.",
-    "init": "It is anchored already: use it as it is.",
-    "last": "It averages: pass the method inside it.",
-}
-
-
 def check_plain(method: Method, who: str) -> Method:
     """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
     if not isinstance(method, Method):
@@ -250,6 +240,7 @@ def check_plain(method: Method, who: str) -> Method:
     if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}. {WAYS_OUT[method.centre]}"
+            f"centre {method.centre!r}. Pass weight_decay=0, or uscion for scion. If it is "
+            "anchored already, use it as it is. If it averages, pass the method inside it."
         )
     return method

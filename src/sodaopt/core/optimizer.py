@@ -97,7 +97,7 @@ class SODA(StatefulOptimizer):
             raise TypeError("params is a set, whose order changes between runs: pass a list")
         validation.check_seed(seed)
         if lr is not None:
-            validation.check_lr(lr, "SODA")
+            validation.check_lr(lr, "SODA(params, lr, method)")
         defaults = {
             "lr": lr,
             "method": None if method is None else self._register(method),

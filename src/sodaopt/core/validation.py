@@ -2,14 +2,12 @@
 
 import inspect
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sodaopt import schedules
-from sodaopt._errors import times
+from sodaopt._errors import number, times
 from sodaopt.core.method import ROWS, Method
 
 KNOWN = {
@@ -51,10 +49,8 @@ def check_seed(seed: Any) -> None:
 
 
 def check_lr(lr: Any, where: str) -> None:
-    if not isinstance(lr, Real | Tensor) or (isinstance(lr, Tensor) and lr.numel() != 1):
-        raise TypeError(f"{where}: lr must be a number, got {lr!r}: SODA(params, lr, method)")
-    if not 0 <= float(lr) < float("inf"):
-        raise ValueError(f"{where}: lr must not be negative or infinite, got {lr}")
+    is_one = isinstance(lr, Tensor) and lr.numel() == 1
+    number(f"{where}: lr", lr.item() if is_one else lr)
 
 
 def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
@@ -84,10 +80,10 @@ def check_parameter(name: str, p: Any, method: Method, known: set[Tensor]) -> No
         raise ValueError(f"{label} is complex: optimise torch.view_as_real of it instead")
     if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"{label}: only float64, float32, bfloat16 and float16 can be trained")
-    if getattr(p, "_fsdp_flattened", False) and not method.geometry.shapeless:
+    if getattr(p, "_fsdp_flattened", False):
         raise ValueError(
-            f"{label} is a flattened piece of a parameter, and {method.name} needs its shape: "
-            "shard with fully_shard (FSDP2), which keeps shapes"
+            f"{label} is a flattened piece of a parameter: shard with fully_shard (FSDP2), which "
+            "keeps shapes"
         )
     try:
         method.geometry.check(p.shape)
@@ -105,8 +101,7 @@ def check_capturable(method: Method, where: str) -> None:
     k = torch.ones((), dtype=torch.float64, device="meta")  # it has no value to read
     try:
         method.coefs(k, k, method.advance(dict.fromkeys(method.memory, k), k, k))
-        for c in method.geometry.kernel_coefs:
-            schedules.value(c, k, k)
+        method.geometry.kernel_numbers(k, k)
     except (RuntimeError, NotImplementedError, TypeError) as e:
         raise ValueError(
             f"{where}: a coefficient of {method.name} reads k or lr on the host, and "

@@ -22,7 +22,7 @@ gives the width factor c. The lmo is c times the minimiser, and the norm is the 
 It declares in `state` the tensors it needs between steps, and the optimizer keeps them.
 
 norm: the norm of the layer.
-radius: rho > 0, a number or a function of (k, lr).
+radius: rho >= 0, a number or a function of (k, lr).
 scale: the width factor c, a function of `factor` and `f`.
 view: how the parameter is a batch of matrices, a function from `shape` to a `Frame`.
 factor: the norm's own c, a function of (d_out, d_in).

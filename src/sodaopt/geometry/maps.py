@@ -11,7 +11,6 @@ from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, matrixwise
 from sodaopt.geometry.polar import divisor, lengths
-from sodaopt.geometry.scales import unit
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Frame, Shape, View, matrix
 from sodaopt.schedules import Coef, Number
@@ -84,17 +83,11 @@ class Geometry:
         """Whether each entry of u needs the same entry of its inputs only: a shard is enough."""
         return self.kernel in ELEMENTWISE
 
-    @property
-    def shapeless(self) -> bool:
-        """Whether a flattened piece of a parameter gives the same u as the whole."""
-        return self.elementwise
-
     def kernel_width(self, shape: torch.Size) -> float:
         """The factor of the kernel's direction for a parameter of this shape, besides gamma."""
         return 1.0
 
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
         """The factor of gamma, and the rate and eps of "diagonal"."""
         return 1.0, 0.0, 0.0
 
@@ -133,16 +126,11 @@ class Geometry:
         raise NotImplementedError
 
 
-def _check_memoryless(name: str, c: Coef) -> None:
+def _check_coef(name: str, c: Coef, most: float = math.inf) -> None:
     if schedules.start(c):
-        raise ValueError(f"the {name} must be a function of (k, lr) alone, and {c!r} has a memory")
-
-
-def _check_view(owner: "Norm | MultiNorm", shape: Shape) -> None:
-    try:
-        owner.view(shape)
-    except ValueError as e:
-        raise ValueError(f"{type(owner).__name__} {e}") from None
+        raise ValueError(f"{name} must be a function of (k, lr) alone, and {c!r} has a memory")
+    if not callable(c):
+        number(name, c, most)
 
 
 @dataclass(frozen=True)
@@ -154,19 +142,13 @@ class _NormMap(Geometry):
     exchanges: ClassVar[bool] = True
     degree: ClassVar[int] = 1
 
-    @property
-    def shapeless(self) -> bool:
-        return self.elementwise and self.norm.scale is unit
-
     def __post_init__(self) -> None:
         if not isinstance(self.norm, Norm):
             raise TypeError(f"{type(self).__name__} needs a Norm such as Sign(), got {self.norm!r}")
-        if not callable(self.radius) and not self.radius > 0:
-            raise ValueError(f"the radius must be positive, got {self.radius}")
-        _check_memoryless("radius", self.radius)
+        _check_coef("the radius", self.radius)
 
     def check(self, shape: Shape) -> None:
-        _check_view(self.norm, shape)
+        self.norm.view(shape)
 
     def exchanged(self, shape: Shape) -> Exchanged:
         return ((shape, self.norm.view(shape)),) if self.norm.needs_matrices(shape) else ()
@@ -195,10 +177,8 @@ class _NormMap(Geometry):
     def kernel_width(self, shape: torch.Size) -> float:
         return self.norm.width(shape) ** self.degree
 
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
-        rho = self.radius
-        return rho if self.degree == 1 else schedules.times(rho, rho), 0.0, 0.0
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
+        return schedules.value(self.radius, k, lr) ** self.degree, 0.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -267,31 +247,25 @@ class Diagonal(Geometry):
 
     rate: Coef = field(default_factory=lambda: schedules.debias(0.999))
     eps: float = 1e-8
+    kernel: ClassVar[str] = "diagonal"
 
     def __post_init__(self) -> None:
-        _check_memoryless("rate", self.rate)
-        if not callable(self.rate):
-            number("the rate", self.rate, 1)
+        _check_coef("the rate", self.rate, 1)
         number("eps", self.eps)
 
-    @property
-    def kernel(self) -> str | None:
-        return "diagonal"
-
-    @property
-    def kernel_coefs(self) -> tuple[Coef, Coef, Coef]:
-        return 1.0, self.rate, self.eps
+    def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
+        return 1.0, schedules.value(self.rate, k, lr), self.eps
 
     def state(self, p: Tensor, dtype: torch.dtype) -> State:
         return {"v": torch.zeros_like(p, dtype=dtype)}
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         v = [s["v"] for s in context.state]
-        rate = schedules.value(self.rate, context.k, context.lr)
+        _, rate, eps = self.kernel_numbers(context.k, context.lr)
         torch._foreach_mul_(v, 1 - rate)
         torch._foreach_addcmul_(v, context.g, context.g, value=rate)
         H = list(torch._foreach_sqrt(v))
-        torch._foreach_add_(H, self.eps)
+        torch._foreach_add_(H, eps)
         u = list(torch._foreach_div(m_bar, H))
         torch._foreach_mul_(u, -gamma)
         return u
@@ -318,7 +292,7 @@ class MultiNorm(Geometry):
         count("iterations", self.iterations, 1)
 
     def check(self, shape: Shape) -> None:
-        _check_view(self, shape)
+        self.view(shape)
 
     def exchanged(self, shape: Shape) -> Exchanged:
         return ((shape, self.view(shape)),)

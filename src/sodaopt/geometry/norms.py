@@ -21,17 +21,16 @@ def matrixwise(
     map_: Callable[[Tensor], Tensor], ds: list[Tensor], view: View = matrix
 ) -> list[Tensor]:
     """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch."""
-    out: list[Tensor] = list(ds)
-    frames = {shape: view(shape) for shape in {d.shape for d in ds}}
+    out = list(ds)
+    frames = [view(d.shape) for d in ds]
     buckets: dict[object, list[int]] = {}
-    for j, d in enumerate(ds):
-        f = frames[d.shape]
+    for j, (d, f) in enumerate(zip(ds, frames, strict=True)):
         buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
     for members in buckets.values():
-        X = [frames[ds[j].shape].fold(ds[j]) for j in members]
+        X = [frames[j].fold(ds[j]) for j in members]
         U = map_(_batch(X))
         for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
-            out[j] = frames[ds[j].shape].unfold(u, ds[j].shape)
+            out[j] = frames[j].unfold(u, ds[j].shape)
     return out
 
 
@@ -150,10 +149,7 @@ class Sign(Norm):
     """
 
     view: View = elements
-
-    @property
-    def ball_kernel(self) -> str | None:
-        return "sign"
+    ball_kernel: ClassVar[str] = "sign"
 
     def factor(self, o: int, i: int) -> float:
         return 1 / i

@@ -95,11 +95,18 @@ class Newton:
         """
         X = X.contiguous() if X.is_cuda else X  # kernels read whole rows, also of tall matrices
         form, product = choice(X)
-        n, begin = len(self.steps), 0
-        ends = (*self.restarts, n) if form == "gram" and self.restarts else range(1, n + 1)
         with full_sums(X.is_cuda):
-            for end in ends:  # nothing but X is alive between two blocks
-                X, begin = torch.bmm(factor(X, self.steps[begin:end], product), X), end
+            if form == "gram" and self.restarts:
+                return self._by_gram(X, product)
+            for step in self.steps:
+                X = torch.bmm(_polynomial(product(X), step, product), X)
+        return X
+
+    def _by_gram(self, X: Tensor, product: Symmetric) -> Tensor:
+        """The Gram form, with a product of X before each of `restarts` and at the end."""
+        begin = 0
+        for end in (*self.restarts, len(self.steps)):  # only X is alive between two blocks
+            X, begin = torch.bmm(factor(X, self.steps[begin:end], product), X), end
         return X
 
     def dtype_on(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -129,7 +129,7 @@ def matrix(shape: Shape) -> Frame:
     """
     if len(shape) not in (2, 3):
         raise ValueError(
-            f"needs a matrix (or a 3-D stack of them), not a parameter of shape {times(shape)}: "
+            f"expected a matrix (or a 3-D stack of them), not the shape {times(shape)}: "
             "give vectors and scalars a Sign, BiasRMS or Diagonal geometry, kernels view=conv"
         )
     n = shape[0] if len(shape) == 3 else 1

@@ -8,7 +8,7 @@ alpha: the weight of the new gradient in m, 1 - b, in [0, 1].
 weight_decay: wd >= 0, decoupled: y <- (1 - lr wd) y before the step.
 eps: the term beside the root of v, at least 0.
 norm: the norm of the layer, with its lmo, see `sodaopt.geometry`.
-radius: rho > 0, the radius of the norm's ball.
+radius: rho >= 0, the radius of the norm's ball.
 geometry: the mirror map u.
 map: the map that makes a geometry of a norm, `Ball` or `Sharp`.
 scale: s, the factor for the shape of a matrix.

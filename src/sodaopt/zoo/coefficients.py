@@ -38,8 +38,15 @@ class falling(Schedule):
 
 
 @dataclass(frozen=True)
-class _NadamMomentum(Schedule):
-    """mu_t = b (1 - 0.96^(t psi)/2) with t = k+1, and P_t = mu_1 ... mu_t."""
+class nadam_total(Schedule):
+    """c_g + c_m of torch's NAdam, whose step is c_g g + c_m m.
+
+    mu_t = b (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, t = k+1, c_g = (1-mu_t)/(1-P_t), and
+    c_m = mu_{t+1}/(1-P_{t+1}).
+
+    b: beta1, in [0, 1).
+    psi: momentum_decay, at least 0.
+    """
 
     b: float
     psi: float
@@ -53,33 +60,16 @@ class _NadamMomentum(Schedule):
     def advance(self, past: Past, k: Number, lr: Number) -> dict[str, Number]:
         return {"mu_product": past["mu_product"] * self.mu(k + 1)}
 
-    def weights_of_g_and_m(self, k: Number, past: Past) -> tuple[Number, Number]:
-        """Return c_g and c_m of the step c_g g + c_m m."""
-        P, mu, mu_next = past["mu_product"], self.mu(k + 1), self.mu(k + 2)
-        return (1 - mu) / (1 - P), mu_next / (1 - P * mu_next)
-
-
-class nadam_alpha_bar(_NadamMomentum):
-    """c_g / (c_g + c_m), torch's NAdam.
-
-    mu_t = b (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, t = k+1, c_g = (1-mu_t)/(1-P_t), and
-    c_m = mu_{t+1}/(1-P_{t+1}).
-
-    b: beta1, in [0, 1).
-    psi: momentum_decay, at least 0.
-    """
+    def c_g(self, k: Number, past: Past) -> Number:
+        return (1 - self.mu(k + 1)) / (1 - past["mu_product"])
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        c_g, c_m = self.weights_of_g_and_m(k, past)
-        return c_g / (c_g + c_m)
+        ahead = self.mu(k + 2)
+        return self.c_g(k, past) + ahead / (1 - past["mu_product"] * ahead)
 
 
-class nadam_gamma(_NadamMomentum):
-    """lr (c_g + c_m), torch's NAdam, with c_g and c_m of `nadam_alpha_bar`.
-
-    b, psi: as there.
-    """
+class nadam_share(nadam_total):
+    """c_g / (c_g + c_m)."""
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        c_g, c_m = self.weights_of_g_and_m(k, past)
-        return lr * (c_g + c_m)
+        return self.c_g(k, past) / super().__call__(k, lr, past)

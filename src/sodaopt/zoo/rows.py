@@ -12,7 +12,7 @@ from sodaopt.geometry.norms import Euclidean, Norm, Sign, Spectral
 from sodaopt.geometry.polar import EXACT, KELLER, Polar
 from sodaopt.geometry.scales import Scale, original, unit
 from sodaopt.schedules import Coef, debias, first, lr, over, times, uniform
-from sodaopt.zoo.coefficients import mass, nadam_alpha_bar, nadam_gamma
+from sodaopt.zoo.coefficients import mass, nadam_share, nadam_total
 
 Betas: TypeAlias = tuple[float, float]
 
@@ -104,8 +104,8 @@ def torch_nadam(
     method = Method(
         Diagonal(debias(betas[1]), eps),
         alpha=1 - b1,
-        alpha_bar=nadam_alpha_bar(b1, psi),
-        gamma=nadam_gamma(b1, psi),
+        alpha_bar=nadam_share(b1, psi),
+        gamma=times(lr, nadam_total(b1, psi)),
     )
     return decayed(method, weight_decay)
 
