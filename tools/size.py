@@ -54,7 +54,7 @@ LATER = {
         "backends/triton/symmetric.py",
         "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
         "geometry/norms.py: Euclidean.polar BiasRMS.polar",
-        "geometry/polar.py: DIRECTION Newton.restarts Newton._by_gram factor",
+        "geometry/polar.py: DIRECTION Newton.restarts Newton._gram_blocks",
         "geometry/views.py: Stored Frame.stored",
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (

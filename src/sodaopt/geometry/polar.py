@@ -95,19 +95,17 @@ class Newton:
         """
         X = X.contiguous() if X.is_cuda else X  # kernels read whole rows, also of tall matrices
         form, product = choice(X)
+        is_gram = form == "gram" and self.restarts
+        blocks = self._gram_blocks() if is_gram else [(step,) for step in self.steps]
         with full_sums(X.is_cuda):
-            if form == "gram" and self.restarts:
-                return self._by_gram(X, product)
-            for step in self.steps:
-                X = torch.bmm(_polynomial(product(X), step, product), X)
+            for steps in blocks:  # nothing but X is alive between two blocks
+                X = torch.bmm(factor(X, steps, product), X)
         return X
 
-    def _by_gram(self, X: Tensor, product: Symmetric) -> Tensor:
-        """The Gram form, with a product of X before each of `restarts` and at the end."""
-        begin = 0
-        for end in (*self.restarts, len(self.steps)):  # only X is alive between two blocks
-            X, begin = torch.bmm(factor(X, self.steps[begin:end], product), X), end
-        return X
+    def _gram_blocks(self) -> list[tuple[Triple, ...]]:
+        """The steps between two products with X."""
+        begins, ends = (0, *self.restarts), (*self.restarts, len(self.steps))
+        return [self.steps[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def dtype_on(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the products for matrices on a device in fp32 or float64."""
