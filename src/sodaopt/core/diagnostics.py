@@ -27,11 +27,8 @@ Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 class Pull(NamedTuple):
     """The pull of the coming step of a parameter: its strength, and where z0 is."""
 
-    lam: float
-    z0: Source
-
-
-NONE = Pull(0.0, 0.0)
+    lam: float = 0.0
+    z0: Source = 0.0
 
 
 @dataclass
@@ -144,7 +141,7 @@ class Watched(Optimizer):
             pulls = self._pulls()
             for group in self.param_groups:
                 for p in group["params"]:
-                    self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, NONE)
+                    self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
 
     @torch.no_grad()
     def _measure(self, *_: Any) -> None:

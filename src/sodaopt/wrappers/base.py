@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -135,11 +136,10 @@ class Wrapper(Watched, LiveOptimizer):
         return self._fp32_step.replaced(params, points, fp32_copies([p.grad for p in params]))
 
     def _group_steps(self) -> list[GroupStep]:
-        steps, index = [], 0
+        steps, indices = [], count()
         for group in self.base.param_groups:
-            numbered = enumerate(group["params"], index)
-            found = {j: p for j, p in numbered if p.grad is not None and p.numel()}
-            index += len(group["params"])
+            members = zip(group["params"], indices, strict=False)
+            found = {j: p for p, j in members if p.grad is not None and p.numel()}
             if found:
                 steps.append(GroupStep(group, list(found), list(found.values())))
         return steps
