@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from sodaopt import cli
+from sodaopt import SODA, cli, zoo
 from sodaopt.core.diagnostics import SUMS
 from sodaopt.lab import checkpoint, records, train, training
 from sodaopt.lab.checkpoint import WEIGHTS, found, load
+from sodaopt.lab.diagnostics import RoleDiagnostics
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job, ResolvedJob, resolve
 from sodaopt.lab.model import GPT
@@ -699,6 +700,26 @@ def test_diagnostics_are_read_with_the_losses(lab: Path, monkeypatch: pytest.Mon
     train.train(job("soda(adamw)", eval_every=100), lab / "a", Execution("cpu", log_every=3))
     # three losses, the sums of two roles and their total, and the distances of the two
     assert [n for n in reads if n > 2] == [3 + 3 * len(SUMS) + 2] * 2
+
+
+def test_diagnostics_of_a_frozen_role() -> None:
+    """A role without gradients has a step of 0, and the numbers of the others stay theirs."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+    )
+    model[0].requires_grad_(False)
+    opt = SODA(model.parameters(), 0.1, zoo.adam())
+    roles = RoleDiagnostics(model, opt)
+    roles.arm(True)
+    model(torch.arange(5)).square().mean().backward()
+    opt.step()
+    roles.take()
+    rows = roles.rows(roles.sums().tolist())
+    frozen = roles.roles[model[0].weight]
+    assert rows[frozen]["step"] == 0
+    want = math.hypot(*(float(p.detach().norm()) for p in model.parameters()))
+    assert rows["total"]["weight"] == pytest.approx(want, rel=1e-4)
+    assert rows["total"]["step"] > 0
 
 
 @pytest.mark.parametrize(

@@ -1271,13 +1271,6 @@ def test_decay_out_of_range(decay: Any) -> None:
         SODAWrapper(adamw(network()), decay=decay)
 
 
-def test_lam_out_of_range_has_the_name_of_the_option() -> None:
-    opt = GPA(SGD(weights := network(), 0.1))
-    opt.lam = 2.0
-    with pytest.raises(ValueError, match=r"^lam must be in \[0, 1\], got 2"):
-        feed(opt, weights, range(1))
-
-
 def test_a_schedule_advances_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     opt = SODAWrapper(SGD(weights := network(), 0.1))
     advance, ks = schedules.advance, list[Any]()

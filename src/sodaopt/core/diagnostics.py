@@ -14,9 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from sodaopt.anchors import Source, value
 from sodaopt.parallel import sharded
@@ -29,18 +27,15 @@ Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 class Pull(NamedTuple):
     """The pull of the coming step of a parameter: its strength, and where z0 is."""
 
-    lam: float
-    z0: Source
-
-
-NONE = Pull(0.0, 0.0)
+    lam: float = 0.0
+    z0: Source = 0.0
 
 
 @dataclass
 class Measured:
     """Sums of some parameters, still on the device, with the numbers that the host knows.
 
-    sums: of each parameter, in the order of SUMS. Without a step they are the first two.
+    sums: of each parameter, in the order of SUMS. If no step was measured, only the first two.
     params: of each parameter, its elements, lr, and lam. lam is None without a pull.
     """
 
@@ -49,8 +44,8 @@ class Measured:
 
     def total(self) -> Tensor:
         """Add up the sums of the parameters."""
-        size, device = max(map(len, self.sums)), self.sums[0].device
-        return torch.stack([pad(t.to(device), (0, size - len(t))) for t in self.sums]).sum(0)
+        device = self.sums[0].device
+        return torch.stack([t.to(device) for t in self.sums]).sum(0)
 
     def numbers(self, total: Sequence[float]) -> dict[str, float]:
         """Return the diagnostics. lr is a mean over the parameters, lam over those with a pull.
@@ -112,14 +107,13 @@ def _square(t: Tensor) -> Tensor:
 class Watched(Optimizer):
     """An optimizer with diagnostics. A subclass overrides `_pulls`.
 
-    _measures: whether the coming step is measured, after `watch()`.
+    _is_watched: whether steps are measured. None: the hooks are not registered yet.
     _before: the weights and the pull of each parameter before this step.
-    _sums: the sums of each parameter in the last step that was measured.
+    _sums: the sums of the last step, by parameter with a gradient.
     """
 
-    _hooks: tuple[RemovableHandle, ...] = ()
-    _measures: bool = True
-    _before: Mapping[Tensor, tuple[Tensor, Pull]] = MappingProxyType({})
+    _is_watched: bool | None = None
+    _before: dict[Tensor, tuple[Tensor, Pull]]
     _sums: Mapping[Tensor, Tensor] = MappingProxyType({})
 
     def _pulls(self) -> dict[Tensor, Pull]:
@@ -132,11 +126,10 @@ class Watched(Optimizer):
 
     def watch(self, on: bool = True) -> None:
         """Measure the steps from now on. A step needs a copy of the weights while it runs."""
-        for hook in self._hooks:
-            hook.remove()
-        begin, end = self.register_step_pre_hook, self.register_step_post_hook
-        self._hooks = (begin(self._keep_weights), end(self._measure)) if on else ()
-        self._measures, self._before, self._sums = True, {}, {}
+        if self._is_watched is None:
+            self.register_step_pre_hook(self._keep_weights)
+            self.register_step_post_hook(self._measure)
+        self._is_watched, self._before, self._sums = on, {}, {}
 
     # A wrapper and its base share their hooks, and torch passes the one that steps. The hooks
     # measure the watched one, so they ignore the argument.
@@ -144,19 +137,17 @@ class Watched(Optimizer):
     @torch.no_grad()
     def _keep_weights(self, *_: Any) -> None:
         """Copy the weights before a step."""
-        if self._measures:
+        if self._is_watched:
             pulls = self._pulls()
-            params = (p for group in self.param_groups for p in group["params"])
-            self._before = {
-                p: (sharded.local(p).detach().clone(), pulls.get(p, NONE)) for p in params
-            }
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
 
     @torch.no_grad()
     def _measure(self, *_: Any) -> None:
         """Measure the step after it."""
         before, self._before = self._before, {}
-        if before:
-            self._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
+        self._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
 
     def diagnostics(self, by: Labels = "group") -> Any:
         """Return the diagnostics of each group, parameter or label. All ranks must call it.
@@ -166,7 +157,7 @@ class Watched(Optimizer):
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
         weight, distance: ||x|| and ||x - z0||, which is nan without a z0.
 
-        After `watch()`, also of the last step:
+        After `watch()`, also of the last step, which is 0 without a gradient:
 
         gradient, update, pull, step: their lengths. The step is the sum of update and pull.
         update_rms: root mean square of the update.
@@ -192,13 +183,13 @@ class Watched(Optimizer):
 def measured(opt: Watched, labels: Mapping[Tensor, Any]) -> dict[Any, Measured]:
     """Return the sums of each label. Parameters without a label are "other"."""
     pulls, found = opt._pulls(), defaultdict[Any, Measured](Measured)
+    size = len(SUMS) - 2 if opt._sums else 0  # a parameter without a gradient has a step of 0
     for group in opt.param_groups:
         for p in group["params"]:
             x, pull = sharded.local(p).detach().float(), pulls.get(p)
             away = x - value(pull.z0, x) if pull else torch.zeros_like(x)
-            sums = torch.stack([_square(x), _square(away)])
-            if p in opt._sums:
-                sums = torch.cat([sums, opt._sums[p]])
+            step = opt._sums.get(p, x.new_zeros(size))
+            sums = torch.stack([_square(x), _square(away), *step])
             part = found[labels.get(p, "other")]
             part.sums.append(sharded.total(sums, p))
             part.params.append((max(1, p.numel()), float(group.get("lr", 0.0)), pull and pull.lam))

@@ -25,20 +25,19 @@ class RoleDiagnostics:
     def __init__(self, model: nn.Module, opt: Watched) -> None:
         self.opt = opt
         self.roles: dict[Tensor, str] = {row.parameter: row.role for row in plan(model).rows}
-        opt.watch()
         self.found: dict[str, Measured] = {}
         self.away: dict[str, Tensor] = {}
         """Squared distances to the initial weights by role."""
         self.initial = {p: sharded.local(p).detach().clone() for p in self.roles}
-        opt._measures = False
+        opt.watch(False)
 
     def arm(self, on: bool) -> None:
         """Say whether the coming step is measured."""
-        self.opt._measures = on
+        self.opt.watch(on)
 
     def take(self) -> None:
         """Keep the sums of the step, if it was measured."""
-        if self.opt._measures:
+        if self.opt._is_watched:
             self.away = self._distances()
             self.found = measured(self.opt, self.roles)
             parts = self.found.values()

@@ -123,9 +123,6 @@ def log_diagnostics(
     """
     count = 0
 
-    def arm(*_: Any) -> None:
-        opt._measures = (count + 1) % every == 0
-
     def send(*_: Any) -> None:
         nonlocal count
         count += 1
@@ -134,10 +131,9 @@ def log_diagnostics(
             rows = {f"group{j}": row for j, row in enumerate(found)} if by == "group" else found
             for sink in sinks:
                 sink.log(count, flat(rows))
+        opt._is_watched = (count + 1) % every == 0  # watch() would forget the sums of this step
 
-    # Hooks run in the order of their registration: arm, measure before and after, send.
-    opt.register_step_pre_hook(arm)
-    opt.watch()
+    opt.watch(every == 1)  # registers its hooks first, so that a step is measured before it is sent
     opt.register_step_post_hook(send)
 
 

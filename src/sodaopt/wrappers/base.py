@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from itertools import count
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -68,9 +69,6 @@ class GroupStep:
 class Wrapper(Watched, LiveOptimizer):
     """An optimizer around a base optimizer. A subclass writes `_first` and `_around`."""
 
-    _coef_name: ClassVar[str] = "lam"
-    """The user's name for lam, for errors."""
-
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. They are stored after the base's step."""
         return {p: self._own(p) or self._first(p) for p in step.params}
@@ -98,12 +96,9 @@ class Wrapper(Watched, LiveOptimizer):
 
         memory: the memory of the schedule at that step.
         """
-        k, lr = self._k(group), group.get("lr", 1.0)  # a few bases have no lr
-        lam = schedules.value(self._coef(), k, lr, memory)
-        if not 0 <= lam <= 1:
-            name = self._coef_name
-            raise ValueError(f"{name} must be in [0, 1], got {lam} at k = {k}, lr = {lr}")
-        return float(lam)
+        lr = group.get("lr", 1.0)  # a few bases have no lr
+        lam = schedules.value(self._coef(), self._k(group), lr, memory)
+        return lam.item() if isinstance(lam, Tensor) else lam
 
     # -- the step -----------------------------------------------------------------------------
 
@@ -141,11 +136,10 @@ class Wrapper(Watched, LiveOptimizer):
         return self._fp32_step.replaced(params, points, fp32_copies([p.grad for p in params]))
 
     def _group_steps(self) -> list[GroupStep]:
-        steps, index = [], 0
+        steps, indices = [], count()
         for group in self.base.param_groups:
-            numbered = enumerate(group["params"], index)
-            found = {j: p for j, p in numbered if p.grad is not None and p.numel()}
-            index += len(group["params"])
+            members = zip(group["params"], indices, strict=False)
+            found = {j: p for p, j in members if p.grad is not None and p.numel()}
             if found:
                 steps.append(GroupStep(group, list(found), list(found.values())))
         return steps

@@ -5,8 +5,6 @@ import functools
 import inspect
 from typing import Any
 
-from torch.optim import Optimizer
-
 
 class ClassForm(type):
     """The metaclass of class forms. They have no importable name, so pickle builds them again."""
@@ -20,20 +18,17 @@ copyreg.pickle(ClassForm, _reduce)
 
 
 @functools.cache  # one class for one form, so that pickles keep their class
-def class_form(cls: Any, base_class: type[Optimizer], options: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the class of `cls(base_class(...), **options)`.
+def class_form(cls: Any, base_class: Any, options: tuple[tuple[str, Any], ...]) -> Any:
+    """Return the class of `cls(base_class(...), **options)`, with base_class a class of optimizers.
 
     The arguments are those of the base class. Its default weight decay, if any, is replaced by 0,
     also in the signature, because frameworks read the defaults there and pass them.
     """
-    base_init: Any = base_class.__init__
-    signature = inspect.signature(base_init)
-    arguments = dict(signature.parameters)
-    if "weight_decay" in arguments:
-        arguments["weight_decay"] = arguments["weight_decay"].replace(default=0.0)
-    signature = signature.replace(parameters=list(arguments.values()))
+    arguments = inspect.signature(base_class.__init__).parameters.values()
+    ours = [a.replace(default=0.0) if a.name == "weight_decay" else a for a in arguments]
+    signature = inspect.Signature(ours)
 
-    @functools.wraps(base_init)
+    @functools.wraps(base_class.__init__)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs)
         given.apply_defaults()

@@ -3,6 +3,8 @@
 `check_base` in known_bases.py refuses optimizers without an update that the pull can be added to.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -54,6 +56,20 @@ def check_only(only: Any) -> None:
             f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
             "layers, or only=model.parameters() for all of it"
         )
+
+
+@contextmanager
+def explained(decay: Any) -> Iterator[None]:
+    """Say how a decay is written if it cannot be evaluated.
+
+    `decay=schedules.over` can be: it returns another schedule, which is not a number.
+    """
+    try:
+        yield
+    except TypeError as e:
+        raise TypeError(
+            f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+        ) from e
 
 
 # -- loading --------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
 from sodaopt.wrappers.live import Group
 
 AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
-AT_START = get_args(AtStart)
 
 
 class SODAWrapper(Wrapper):
@@ -48,7 +47,6 @@ class SODAWrapper(Wrapper):
 
     _prefix = "soda_"
     _constructor_keys = ("soda_only",)
-    _coef_name = "decay"
 
     def __init__(
         self,
@@ -61,8 +59,8 @@ class SODAWrapper(Wrapper):
         anchor: AnchorName | anchors.Anchor = "auto",
         seed: int = 0,
     ) -> None:
-        if at_start not in AT_START:
-            raise ValueError(unknown("at_start", at_start, AT_START))
+        if at_start not in get_args(AtStart):
+            raise ValueError(unknown("at_start", at_start, get_args(AtStart)))
         check_seed(seed)
         self.start, self.at_start = count("start", start, 0), at_start
         self.decay, self.seed = decay, seed
@@ -73,14 +71,10 @@ class SODAWrapper(Wrapper):
         self.only = None if only is None else _predicate(base, only)
         if not any(self._selected(group["params"]) for group in base.param_groups):
             raise ValueError("only= selects no parameter of the base optimizer")
-        try:  # raise now if lam is out of range
+        with refusals.explained(decay):  # raise now if lam is out of range
             for group in base.param_groups:
                 first = self._group_keys() | group | {"soda_k": self.start}
                 self._lam(first, self._memory(first))
-        except TypeError as e:
-            raise TypeError(
-                f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
-            ) from e
         for group in base.param_groups:
             group["soda_only"] = self._selected(group["params"])
         super().__init__(base)
@@ -115,7 +109,13 @@ class SODAWrapper(Wrapper):
         return super()._k(group) - (0 if self.at_start == "keep" else self.start)
 
     def _lam(self, group: Group, memory: dict[str, Any]) -> float:
-        return super()._lam(group, memory) if group["soda_k"] >= self.start else 0.0
+        if group["soda_k"] < self.start:
+            return 0.0
+        lam = super()._lam(group, memory)
+        if not 0 <= lam <= 1:
+            at = f"k = {self._k(group)}, lr = {group.get('lr')}"
+            raise ValueError(f"decay must be in [0, 1], got {lam} at {at}")
+        return lam
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         group, is_dry = step.group, self._is_dry(step.group)
