@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +238,17 @@ def test_the_rules_see_what_they_forbid() -> None:
     }  # fmt: skip
     assert own_classes() & set(class_comparisons(module)) == {"Method", "Clone", "Ball"}
     assert len(FILES) > 50
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_a_step_visits_few_files() -> None:
+    """The page shows the walks."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.walk", "--json"], env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT.parents[1], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    walks = json.loads(done.stdout)
+    assert all(len(files) <= most for files, most in zip(walks.values(), (5, 5, 9), strict=True))
+    page = (ROOT.parents[1] / "docs" / "design.md").read_text()
+    for name, files in walks.items():
+        assert f"{name}, {len(files)} files: `{'` -> `'.join(files)}`." in page

@@ -87,7 +87,8 @@ class Fused:
     def __call__(self, b: Bucket) -> None:
         from sodaopt.backends.triton.tables import uploaded
 
-        addresses = [f() for f in self.pointers] + [g.data_ptr() for g in b.gradients()]
+        grads: list[Any] = b.gradients() if b.is_sharded else [p.grad for p in b.params]
+        addresses = [f() for f in self.pointers] + [g.data_ptr() for g in grads]
         with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
             if not self._are_filled(addresses, b):
                 self._fill(addresses)

@@ -158,6 +158,8 @@ class Method:
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
     """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
+    if type(c) in (int, float) and 0 <= c <= 1:  # nearly always, at each step
+        return
     try:
         number(slot, c, math.inf if slot == "gamma" else 1)
     except (TypeError, ValueError) as e:

@@ -1,6 +1,7 @@
 """The template as a torch optimizer: sort parameters into buckets, and step each bucket."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +14,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
-from sodaopt.core.update import Bucket, eager_step, full_precision
+from sodaopt.core.update import Bucket, eager_step
 from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
@@ -43,6 +44,12 @@ STEPS = (  # the first that wants a bucket runs it
 
 def runs_kernels(p: Tensor) -> bool:
     return p.is_cuda and backends.usable(p.device)
+
+
+def full_precision(b: Bucket) -> AbstractContextManager[Any]:
+    """Inside an autocast region the matrix products would run in 16 bits."""
+    device = b.params[0].device.type
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 class SODA(StatefulOptimizer):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sodaopt.core.update import Bucket, dual_average, finish, full_precision, inputs
+from sodaopt.core.update import Bucket, dual_average, finish, inputs
 from sodaopt.core.validation import labels
 from sodaopt.parallel import stages
 from sodaopt.parallel.agree import agree, partners
@@ -72,7 +72,7 @@ def _stepped_together(sharing: Sharing, buckets: list[Bucket]) -> Iterator[Bucke
             b, exchange = parts[j]
             if stage == "send":
                 dual_average(b)
-            with full_precision(b):
+            with torch.autocast(b.params[0].device.type, enabled=False):
                 getattr(exchange, stage)()
             b.release()
             if stage == "finish":

@@ -1,6 +1,5 @@
 """The five lines of the paper on a bucket of parameters, in plain torch operations."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -162,12 +161,6 @@ def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
     if method._keeps_x and z is not y:
         torch._foreach_copy_(y, x)
         torch._foreach_lerp_(y, z, b.c.lam_bar)
-
-
-def full_precision(b: Bucket) -> AbstractContextManager[Any]:
-    """Inside an autocast region the matrix products would run in 16 bits."""
-    device = b.params[0].device.type
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
