@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sodaopt._figures import STYLE
 from sodaopt.lab.results import Numbers, differences, markdown, read, table
 from sodaopt.lab.scales import SCALES
 from sodaopt.lab.studies import STUDIES
@@ -243,11 +242,11 @@ def figures() -> dict[Path, list[Claim]]:
 
 def draw(path: Path, found: Sequence[Claim], studies: Measured) -> None:
     """Draw the intervals of claims. The metadata holds their table, which a test compares."""
-    import matplotlib as mpl
     import matplotlib.pyplot as plt
+    from matplotlib import style
 
     colors = {HOLDS: "tab:green", UNDECIDED: "tab:gray", FAILS: "tab:red"}
-    with mpl.rc_context(STYLE):
+    with style.context("sodaopt.figures"):
         figure, panels = plt.subplots(
             1, len(SHOWN), figsize=(10, 0.26 * len(found) + 1), sharey=True, layout="constrained"
         )
@@ -283,11 +282,11 @@ def along_rows(studies: Measured) -> dict[tuple[str, str], list[dict[str, Any]]]
 
 def draw_rows(studies: Measured) -> None:
     """Draw how a difference changes over lengths, sizes and learning rates."""
-    import matplotlib as mpl
     import matplotlib.pyplot as plt
+    from matplotlib import style
 
     found = along_rows(studies)
-    with mpl.rc_context(STYLE):
+    with style.context("sodaopt.figures"):
         figure, panels = plt.subplots(
             len(SHOWN), len(AXES), figsize=(9, 2.6 * len(SHOWN)), layout="constrained"
         )

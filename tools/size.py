@@ -3,8 +3,8 @@
     python -m tools.size             by package, with the capabilities that came after 0.1 apart
     python -m tools.size --all       every file
 
-The lab and the theory are not counted because no optimizer needs them. `cli.py` is their command
-line and `_figures.py` the style of their figures, so these two are not counted either.
+The lab and the theory are not counted because no optimizer needs them, nor is `cli.py`, their
+command line.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ definitions ("-name"). Without the capability, nothing that a listed line does w
 A definition that also does work of 0.1 is not listed. 0.1 built optimizers by name in its lab.
 """
 
-NOT_COUNTED = ("lab", "theory", "cli.py", "_figures.py")
+NOT_COUNTED = ("lab", "theory", "cli.py")
 
 
 def code_lines(source: str) -> set[int]:

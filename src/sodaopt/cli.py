@@ -9,44 +9,33 @@ so a subcommand works without the dependencies of the others.
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 
 from sodaopt._errors import unknown
 from sodaopt.lab.visible import visible
 
-
-@dataclass(frozen=True)
-class Command:
-    """The dataclass of a subcommand, and a short description."""
-
-    module: str
-    name: str
-    about: str
-
-
 COMMANDS = {
-    "train": Command("sodaopt.lab.commands", "Train", "train a small GPT"),
-    "compare": Command("sodaopt.lab.many", "Compare", "compare several optimizers"),
-    "sweep": Command("sodaopt.lab.many", "Sweep", "train a grid of settings"),
-    "reproduce": Command("sodaopt.lab.reproduce", "Reproduce", "run the paper's experiments"),
-    "report": Command("sodaopt.lab.report.command", "Report", "write a report page about runs"),
-    "sample": Command("sodaopt.lab.commands", "Sample", "generate text with a trained model"),
-    "track3": Command("sodaopt.lab.track3", "Track3", "judge runs by the rules of track 3"),
-    "data": Command("sodaopt.lab.data.command", "Data", "prepare, download or inspect data"),
-    "bench": Command("sodaopt.lab.bench", "Bench", "measure one step of optimizers"),
-    "theory": Command("sodaopt.theory.command", "Theory", "check and plot the convex theory"),
+    "train": ("sodaopt.lab.commands:Train", "train a small GPT"),
+    "compare": ("sodaopt.lab.many:Compare", "compare several optimizers"),
+    "sweep": ("sodaopt.lab.many:Sweep", "train a grid of settings"),
+    "reproduce": ("sodaopt.lab.reproduce:Reproduce", "run the paper's experiments"),
+    "report": ("sodaopt.lab.report.command:Report", "write a report page about runs"),
+    "sample": ("sodaopt.lab.commands:Sample", "generate text with a trained model"),
+    "track3": ("sodaopt.lab.track3:Track3", "judge runs by the rules of track 3"),
+    "data": ("sodaopt.lab.data.command:Data", "prepare, download or inspect data"),
+    "bench": ("sodaopt.lab.bench:Bench", "measure one step of optimizers"),
+    "theory": ("sodaopt.theory.command:Theory", "check and plot the convex theory"),
 }
-
+"""The dataclass of each subcommand, and a short description."""
 
 UNIX = ("fcntl", "resource")
 """Modules of Python that Windows does not have."""
 
 
 def usage() -> str:
-    about = {name: command.about for name, command in COMMANDS.items()}
-    about["env"] = "print versions and devices, for a report of a bug"
-    lines = [f"  {name:10} {text}" for name, text in about.items()]
+    about = [(name, text) for name, (_, text) in COMMANDS.items()]
+    about.append(("env", "print versions and devices, for a report of a bug"))
+    lines = [f"  {name:10} {text}" for name, text in about]
     return "\n".join(["usage: sodaopt COMMAND [options]", "", *lines, "", "sodaopt COMMAND --help"])
 
 
@@ -73,10 +62,10 @@ def _main(args: list[str]) -> int:
         print(usage())
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
-        print(import_module("sodaopt").__version__)
+        print(resolve_name("sodaopt:__version__"))
         return 0
     if args[0] == "env":  # needs torch only, as the library does
-        print(import_module("sodaopt.lab.environment").report())
+        print(resolve_name("sodaopt.lab.environment:report")())
         return 0
     if args[0] not in COMMANDS:
         return _fail(unknown("command", args[0], COMMANDS))
@@ -84,13 +73,12 @@ def _main(args: list[str]) -> int:
 
 
 def _call(name: str, args: list[str]) -> int:
-    command = COMMANDS[name]
     try:
         import tyro
 
         from sodaopt.lab.labels import parser_rules
 
-        config = getattr(import_module(command.module), command.name)
+        config = resolve_name(COMMANDS[name][0])
         made = tyro.cli(config, prog=f"sodaopt {name}", args=args, registry=parser_rules())
         return int(made.run())
     except ModuleNotFoundError as e:

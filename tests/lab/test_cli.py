@@ -105,9 +105,9 @@ def test_windows_gets_the_right_sentence(module, monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__import__", without)
     for name in ("sodaopt.lab.train", "sodaopt.lab.reproduce", "sodaopt.lab.commands"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    command = cli.Command("resource" if module == "resource" else "sodaopt.lab.train", "x", "")
-    monkeypatch.setitem(cli.COMMANDS, "train", command)
-    monkeypatch.setattr(cli, "import_module", without if module == "resource" else load)
+    if module == "resource":
+        monkeypatch.setitem(cli.COMMANDS, "train", (module, ""))
+        monkeypatch.setattr(cli, "resolve_name", without)
     assert cli.main(["train"]) == 2
     assert f"needs Linux or macOS ({module}): on Windows, use WSL" in capsys.readouterr().err
 

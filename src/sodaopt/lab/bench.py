@@ -301,15 +301,13 @@ def table(rows: list[dict[str, Any]]) -> Any:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the time of a step as one bar for each optimizer."""
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
-
-    from sodaopt._figures import STYLE
 
     from .report.figures import COLOURS
 
     theirs = {name for builds in PEERS.values() for name in builds}
-    with rc_context(STYLE):
+    with style.context("sodaopt.figures"):
         figure = Figure(figsize=(6.4, 0.6 + 0.3 * len(rows)), layout="constrained")
         ax = figure.add_subplot()
         names, ms = [row["optimizer"] for row in rows], [row["ms"] for row in rows]
@@ -323,15 +321,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def draw_scaling(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw the time of a step against the number of parameters, and the floors of ours."""
-    from matplotlib import rc_context
+    from matplotlib import style
     from matplotlib.figure import Figure
-
-    from sodaopt._figures import STYLE
 
     from .report.figures import COLOURS
 
     theirs = {name for builds in PEERS.values() for name in builds}
-    with rc_context(STYLE):
+    with style.context("sodaopt.figures"):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         ax = figure.add_subplot()
         for n, name in enumerate(dict.fromkeys(row["optimizer"] for row in rows)):

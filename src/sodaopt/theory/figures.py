@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sodaopt._figures import STYLE
-
 from .experiments import Curve
 from .remarks import STEPS
 from .study import Study
@@ -27,14 +25,14 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 def draw(study: Study, out: Path, kinds: Sequence[str]) -> list[Path]:
     """Write every figure whose data the study has, as theory-NAME.KIND."""
-    from matplotlib import rc_context
+    from matplotlib import style
 
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for name, (has_data, figure) in FIGURES.items():
         if not has_data(study):
             continue
-        with rc_context(STYLE):
+        with style.context("sodaopt.figures"):
             drawn = figure(study)
             for kind in kinds:
                 path = out / f"theory-{name}.{kind}"

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sodaopt._figures import STYLE
-
 from ..labels import pretty
 from ..variants import Variant
 from .charts import Curve, curves
@@ -27,13 +25,13 @@ LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
 
 def draw(variants: Sequence[Variant], stem: Path, kinds: Sequence[str]) -> list[Path]:
     """Write STEM-val.KIND, and STEM-lr.KIND and STEM-wd.KIND for swept settings."""
-    from matplotlib import rc_context
+    from matplotlib import style
 
     stem.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[Panel]] = {}
     for panel in panels(variants):
         found.setdefault(panel.axis, []).append(panel)
-    with rc_context(STYLE):
+    with style.context("sodaopt.figures"):
         drawn = {"val": trajectories(curves(variants, "val"))} if curves(variants, "val") else {}
         drawn |= {axis: sweeps(some) for axis, some in found.items()}
         return [_save(f, stem, name, kind) for name, f in drawn.items() for kind in kinds]
