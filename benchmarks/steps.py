@@ -16,7 +16,7 @@ from sodaopt.lab.bench import draw_scaling
 
 PAGE, README = DOCS / "performance.md", DOCS.parent / "README.md"
 TABLES = {"steps": RESULTS / "steps-h200.json", "peers": RESULTS / "peers-h200.json"}
-SCALING = RESULTS / "scaling-h200.json"
+SCALING, VERSIONS = RESULTS / "scaling-h200.json", RESULTS / "trees-h200.json"
 FIGURE = DOCS / "figures" / "performance-scaling.svg"
 COLUMNS = {
     "step, ms": "ms",
@@ -57,6 +57,17 @@ def muons(file: Path) -> str:
     )
 
 
+def versions(file: Path) -> str:
+    """A step of version 0.1 and of this version, measured in one run."""
+    result = json.loads(file.read_text())
+    lines = [["one step", "0.1, ms", "now, ms", "now / 0.1"]]
+    for row, by in result["rows"].items():
+        old, now = by["0.1"]["ms"], by["now"]["ms"]
+        lines.append([row, f"{old:.2f}", f"{now:.2f}", f"{now / old:.2f}"])
+    head = f"{result['device']}, torch {result['torch']}, the best of {result['turns']} turns:"
+    return f"{head}\n\n{markdown(lines)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     files = TABLES | {"scaling": SCALING}
@@ -67,6 +78,7 @@ def main() -> None:
             files[name].write_text(file.read_text())
     for name, file in TABLES.items():
         PAGE.write_text(filled(PAGE, name, table(file)), encoding="utf-8")
+    PAGE.write_text(filled(PAGE, "versions", versions(VERSIONS)), encoding="utf-8")
     README.write_text(filled(README, "speed", muons(TABLES["peers"])), encoding="utf-8")
     draw_scaling(json.loads(SCALING.read_text())["rows"], FIGURE)
 
