@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Spectral
-from sodaopt.parallel import stages
+from sodaopt.parallel import agree, stages
 from tests.parallel.test_exchange import everybody, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
@@ -112,6 +112,16 @@ def faulty(parallelism: str, fault: str, after: int) -> None:
     assert len(set(everybody(str(e.value)))) == 1, "not the same error"
 
 
+def in_pairs(check: Callable[..., None], *args: Any) -> None:
+    """Compare two ranks at a time, as many ranks compare a few at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agree, "FEW", 2)
+        agree._host_groups.cache_clear()
+        assert [group.size() for group in agree._small_groups(dist.group.WORLD)] == [2, 2]
+        check(*args)
+    agree._host_groups.cache_clear()
+
+
 def stopped(where: str, message: str) -> None:
     """A rank stops before or within a step: the others stop at the time-out of their group."""
     group = dist.new_group(timeout=timedelta(seconds=2))
@@ -161,20 +171,39 @@ def bind(f: Callable[..., None]) -> Check:
     return lambda where: f()
 
 
-CHECKS: dict[str, Check] = {
-    f"{fault}-{parallelism}-{after}": bind(partial(faulty, parallelism, fault, after))
-    for fault in FAULTS
-    for parallelism in ("fsdp", "hsdp", "ddp")
-    for after in (0, 2)
-    if after == 0 or FAULTS[fault][0] in (None, "lr")
-} | {
-    "stopped-before": bind(partial(stopped, "before", "did not call step")),
-    "stopped-within": bind(partial(stopped, "within", "first of group 0.*another rank stopped")),
-    "captured-fsdp": bind(partial(captured, "fsdp")),
-    "captured-ddp": bind(partial(captured, "ddp")),
-    "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
-    "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
-}
+@pytest.mark.parametrize(
+    ("ranks", "factors"),
+    [(1, []), (2, [2]), (6, [6]), (24, [8, 3]), (22, [2, 11]), (16384, [8, 8, 8, 8, 4])],
+)
+def test_many_ranks_form_a_grid(ranks: int, factors: list[int]) -> None:
+    assert agree._factors(ranks) == factors
+
+
+CHECKS: dict[str, Check] = (
+    {
+        f"{fault}-{parallelism}-{after}": bind(partial(faulty, parallelism, fault, after))
+        for fault in FAULTS
+        for parallelism in ("fsdp", "hsdp", "ddp")
+        for after in (0, 2)
+        if after == 0 or FAULTS[fault][0] in (None, "lr")
+    }
+    | {
+        f"in pairs-{fault}-{parallelism}": bind(partial(in_pairs, faulty, parallelism, fault, 0))
+        for fault in FAULTS
+        for parallelism in ("fsdp", "ddp")
+    }
+    | {
+        "stopped-before": bind(partial(stopped, "before", "did not call step")),
+        "stopped-within": bind(
+            partial(stopped, "within", "first of group 0.*another rank stopped")
+        ),
+        "in pairs-stopped": bind(partial(in_pairs, stopped, "before", "did not call step")),
+        "captured-fsdp": bind(partial(captured, "fsdp")),
+        "captured-ddp": bind(partial(captured, "ddp")),
+        "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
+        "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
+    }
+)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -41,7 +41,7 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     for ranks, indices in shared.items():
         describe = partial(_descriptions, opt, indices, steps)
         now = lrs, [steps.get(j, -1) for j in indices]
-        agree(ranks, (now, describe()) if first else now, describe, failure, "prepare", first)
+        agree(ranks, (now, describe()) if first else now, describe, failure, "prepare")
     if failure is not None:
         raise failure
     opt._has_agreed = True
@@ -49,7 +49,7 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
     yield from _stepped_together(opt._sharing, [b for b in buckets if b.ranks is not None])
     failure = opt._sharing.failure
     for ranks in shared:
-        agree(ranks, None, list, failure, "compute", first)
+        agree(ranks, None, list, failure, "compute")
     if failure is not None:
         raise failure
 

@@ -2,24 +2,29 @@
 
 Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a hash.
 It is a hash of the settings of the groups, the order and the shapes of their parameters, and the
-step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo
-for each dimension of the mesh. It does not wait for the device. If the hashes differ, or if a rank
-failed to prepare its step, the ranks exchange descriptions, and every rank raises the first
-difference. After the step they compare once more, in case a computation failed on one rank.
+step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo.
+It does not wait for the device. If the hashes differ, or if a rank failed to prepare its step, the
+ranks exchange descriptions, and every rank raises the first difference. After the step they compare
+once more, in case a computation failed on one rank.
 
-On more than `MANY` ranks, only the first step is checked, because the latency of gloo's ring grows
-with the number of ranks. Ranks that disagree later stop at the time-out of their process group.
+An all-reduce of gloo sends messages round all its ranks, one after the other. So many ranks form a
+grid, with at most `FEW` ranks along each axis if their number has such factors, and compare along
+one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4 ranks.
 """
 
 import hashlib
-import math
 from collections.abc import Callable
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-MANY = 256
+FEW = 8
+"""The most ranks of a reduction, if their number has such a factor."""
+
+Entry: TypeAlias = tuple[int, str | None, list[str]]
+"""A rank, the error with which it failed, and its description."""
 
 
 def partners(key: Any) -> Any:
@@ -33,34 +38,30 @@ def agree(
     describe: Callable[[], list[str]],
     failure: Exception | None,
     doing: str,
-    first: bool,
 ) -> None:
     """Raise on every rank unless all have the same summary and none failed.
 
     ranks: a mesh or a process group.
     describe: returns one line for each fact that must be the same.
     doing: the verb for an error: a rank could not "prepare" the step.
-    first: it is the first step.
     """
     import torch.distributed as dist
 
     groups = _host_groups(ranks, dist.group.WORLD)
-    if math.prod(map(dist.get_world_size, groups)) > MANY and not first:
-        return
     text = repr((summary, failure))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     both = torch.tensor([number, -number])
-    found: list[Any] = []
     try:
         for group in groups:
             dist.all_reduce(both, dist.ReduceOp.MIN, group)
         if both[0] == -both[1]:
             return
-        found = [(dist.get_rank(), None if failure is None else str(failure), describe())]
+        error = None if failure is None else str(failure)
+        found: list[Entry] = [(dist.get_rank(), error, describe())]
         for group in groups:
-            theirs: list[Any] = [None] * dist.get_world_size(group)
+            theirs: list[Any] = [None] * group.size()
             dist.all_gather_object(theirs, found, group)
-            found = [entry for entries in theirs for entry in entries]
+            found = _telling([entry for entries in theirs for entry in entries])
     except RuntimeError as e:
         raise RuntimeError(
             "some ranks did not call step() within the time-out of the process group: they "
@@ -69,12 +70,18 @@ def agree(
     raise RuntimeError(_difference(found, doing)) from failure
 
 
-def _difference(found: list[tuple[int, str | None, list[str]]], doing: str) -> str:
-    for rank, failure, _ in found:
-        if failure is not None:
-            return f"rank {rank} could not {doing} the step: {failure}"
-    (first, _, ours) = found[0]
-    for other, _, theirs in found[1:]:
+def _telling(found: list[Entry]) -> list[Entry]:
+    """The entry of the first rank that failed, or of the first rank and the first that differs."""
+    found = sorted(found, key=lambda entry: entry[0])
+    failed = [entry for entry in found if entry[1] is not None]
+    return failed[:1] or found[:1] + [entry for entry in found if entry[2] != found[0][2]][:1]
+
+
+def _difference(found: list[Entry], doing: str) -> str:
+    (first, failure, ours), *others = found
+    if failure is not None:
+        return f"rank {first} could not {doing} the step: {failure}"
+    for other, _, theirs in others:
         for a, b in zip([*ours, "nothing"], [*theirs, "nothing"], strict=False):
             if a != b:
                 return (
@@ -86,21 +93,43 @@ def _difference(found: list[tuple[int, str | None, list[str]]], doing: str) -> s
 
 @lru_cache(maxsize=16)
 def _host_groups(ranks: Any, world: Any) -> list[Any]:
-    """The groups for messages on the host: one for each dimension of a mesh, or one.
+    """The gloo groups of this rank, one for each axis of the grid of ranks.
 
     world: the default group. After a restart within the process, groups must be made again.
-
-    A new group needs only its members, if all of them are in the same number of groups.
     """
-    import torch.distributed as dist
-
     is_mesh = hasattr(ranks, "get_all_groups")
     groups = ranks.get_all_groups() if is_mesh else [ranks]
+    return [small for group in groups for small in _small_groups(group)]
+
+
+def _small_groups(group: Any) -> list[Any]:
+    """Return the group itself if it has few ranks and speaks gloo, else new groups."""
+    import torch.distributed as dist
+
+    ranks = torch.tensor(dist.get_process_group_ranks(group))
+    sizes = _factors(len(ranks))
+    if len(sizes) == 1 and "cpu:gloo" in dist.get_backend_config(group):
+        return [group]
+    at = (ranks == dist.get_rank()).view(sizes).nonzero()[0].tolist()
+    lines = [ranks.view(sizes).movedim(d, 0)[:, *at[:d], *at[d + 1 :]] for d in range(len(sizes))]
+    # a new group needs only its members, if all of them are in the same number of groups
     return [
-        group
-        if "cpu:gloo" in dist.get_backend_config(group)
-        else dist.new_group(
-            dist.get_process_group_ranks(group), backend="gloo", use_local_synchronization=True
-        )
-        for group in groups
+        dist.new_group(line.tolist(), _timeout(group), "gloo", use_local_synchronization=True)
+        for line in lines
     ]
+
+
+def _factors(n: int) -> list[int]:
+    """Factors of n of at most FEW, and a last one without divisors that are so small."""
+    found = []
+    while n > 1:
+        found.append(next((f for f in range(FEW, 1, -1) if n % f == 0), n))
+        n //= found[-1]
+    return found
+
+
+def _timeout(group: Any) -> timedelta:
+    """The time-out of a process group. torch has no public way to read it. If this one goes, leave
+    new groups at their default of 30 minutes."""
+    time: timedelta = group._get_backend(group._device_types[0]).options._timeout
+    return time
