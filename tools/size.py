@@ -59,7 +59,7 @@ LATER = {
     ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
         "core/compiled.py",
-        "core/optimizer.py: SODA._repeated SODA._inputs SODA._step"
+        "core/optimizer.py: SODA._repeated SODA._signature SODA._step"
         " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
         "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
         "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._kept",

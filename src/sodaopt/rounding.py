@@ -94,7 +94,7 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
             shard, x = shard[None], x[None]
         height = max(1, SLICE // max(1, shard.shape[1:].numel()))
         for part, value in zip(torch.split(shard, height), torch.split(x, height), strict=True):
-            numbers = sharded.numbers(p, begin, begin + part.numel())
+            numbers = sharded.element_indices(p, begin, begin + part.numel())
             if isinstance(numbers, range):
                 numbers = torch.arange(numbers.start, numbers.stop, device=part.device)
             part.copy_(stochastic(value, part.dtype, bits, numbers.view(part.shape)))
@@ -108,5 +108,5 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
 
 def first_element(p: Any) -> int | None:
     """The index of this rank's first element in p, or None if its elements are not contiguous."""
-    numbers = sharded.numbers(p, 0, 0)
+    numbers = sharded.element_indices(p, 0, 0)
     return numbers.start if isinstance(numbers, range) else None

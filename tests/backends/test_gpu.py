@@ -321,7 +321,7 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
 
 def in_one_pass() -> dict[str, tuple[Method, str]]:
     """Rows whose map acts on each entry, with every anchor where they have one."""
-    fused = {n: m for n, m in METHODS.items() if m._fused and m.geometry.elementwise}
+    fused = {n: m for n, m in METHODS.items() if m._is_one_sum and m.geometry.elementwise}
     bare = {n: m for n, m in fused.items() if (m.centre, m.lam, m.lam_bar) == ("last", 1, 0)}
     fused |= {f"soda({n})": zoo.soda(m) for n, m in bare.items()}
     return {

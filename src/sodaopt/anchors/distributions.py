@@ -103,5 +103,5 @@ class Seeded(NamedTuple):
 
     def elements(self, begin: int, stop: int) -> Tensor:
         """Elements begin..stop-1 of the flattened shard."""
-        index = sharded.numbers(self.p, begin, stop)
+        index = sharded.element_indices(self.p, begin, stop)
         return self.spec.values(index, sharded.local(self.p).device).to(self.p.dtype)

@@ -131,23 +131,23 @@ class Method:
         return getattr(self.lam, "by_group", False)
 
     @cached_property
-    def _fused(self) -> bool:
+    def _is_one_sum(self) -> bool:
         """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
         return not (self._keeps_x or self._keeps_z)
 
     @cached_property
-    def _folds(self) -> bool:
+    def _adds_plain_u(self) -> bool:
         """Whether the step is one sum to which u is added as it is."""
-        return self.full_step or (self._fused and self.geometry.homogeneous)
+        return self.full_step or (self._is_one_sum and self.geometry.homogeneous)
 
     def _step_size(self, c: Coefs) -> Number:
         """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
-        return c.lam * c.gamma if self._folds and not self.full_step else c.gamma
+        return c.lam * c.gamma if self._adds_plain_u and not self.full_step else c.gamma
 
     @cached_property
     def _kernel(self) -> str | None:
         """The fused kernel of the geometry, if the step is one sum."""
-        return self.geometry.kernel if self._fused else None
+        return self.geometry.kernel if self._is_one_sum else None
 
     def __repr__(self) -> str:
         """The slots as text that is the same in every process: checkpoints compare it."""

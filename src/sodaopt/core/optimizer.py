@@ -173,7 +173,7 @@ class SODA(StatefulOptimizer):
         They are kept once all have been stepped: after a step that fails, the next one makes them.
         """
         kept, self._kept = self._kept, None
-        if kept is not None and kept[0] == self._inputs():
+        if kept is not None and kept[0] == self._signature():
             for b in kept[1]:
                 self._prepare(b)
             yield from kept[1]
@@ -182,13 +182,13 @@ class SODA(StatefulOptimizer):
             for b in make():
                 yield b
                 buckets.append(b)
-            inputs = self._inputs()
+            signature = self._signature()
             # a new tensor cannot have the id of a tensor that is held
             held = [t for b in buckets for s in b.state for t in s.values()]
-            kept = inputs and (inputs, buckets, held)
+            kept = signature and (signature, buckets, held)
         self._kept = kept
 
-    def _inputs(self) -> list[Any] | None:
+    def _signature(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.
 
         Step counts are relative to the first, so that the result is the same at the next step.
@@ -314,7 +314,7 @@ class SODA(StatefulOptimizer):
         found = {}
         for group in self.param_groups:
             method = self.methods[group["method"]]
-            if method.centre == "last" or not method._fused:
+            if method.centre == "last" or not method._is_one_sum:
                 continue
             for p in group["params"]:
                 if s := self.state.get(p):

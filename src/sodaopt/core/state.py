@@ -160,7 +160,7 @@ class StatefulOptimizer(Watched):
             _warn_of_settings(state["param_groups"])
             for p, loaded in state["state"].items():
                 is_param = isinstance(p, Tensor)  # the user may store state under other keys
-                state["state"][p] = self._release(p, loaded.state) if is_param else loaded.state
+                state["state"][p] = self._restored(p, loaded.state) if is_param else loaded.state
         self._kept = None
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
@@ -181,7 +181,7 @@ class StatefulOptimizer(Watched):
                         "checkpoint, and its groups in the same order"
                     )
 
-    def _release(self, p: Any, loaded: dict[str, Any]) -> State:
+    def _restored(self, p: Any, loaded: dict[str, Any]) -> State:
         """Return the loaded state of p, with the dtypes and devices of this optimizer."""
         ours = self.state.get(p, {})
         if missing := sorted(set(ours) - set(loaded)):
@@ -227,13 +227,13 @@ def _swap(p: Tensor, s: State, train: bool) -> None:
             s["y"].copy_(p)
         p.copy_(s["y"] if train else s["x"])
     else:
-        sharded.exchange(p, s["x"])
+        sharded.swap(p, s["x"])
 
 
 def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Hide each parameter's state from torch's load_state_dict, which would cast it."""
-    hidden = {k: SimpleNamespace(state=s) for k, s in state_dict["state"].items()}
-    return state_dict | {"state": hidden}
+    shielded = {k: SimpleNamespace(state=s) for k, s in state_dict["state"].items()}
+    return state_dict | {"state": shielded}
 
 
 def _warn_of_settings(groups: list[dict[str, Any]]) -> None:

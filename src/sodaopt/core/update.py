@@ -93,9 +93,9 @@ def finish(b: Bucket) -> None:
     """The lines after the dual average."""
     u = mirror(b)
     y = b.points()
-    if b.method._fused:
+    if b.method._is_one_sum:
         pull_to_centre(b, y)
-        torch._foreach_add_(y, u, alpha=1 if b.method._folds else b.c.lam)
+        torch._foreach_add_(y, u, alpha=1 if b.method._adds_plain_u else b.c.lam)
     else:
         average(b, y, u)
     b.write(y)

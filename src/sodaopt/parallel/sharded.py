@@ -42,7 +42,7 @@ def local_like(t: Any, p: Any) -> Tensor:
     return local(t)
 
 
-def exchange(a: Tensor, b: Tensor) -> None:
+def swap(a: Tensor, b: Tensor) -> None:
     """Exchange the values of two tensors of one dtype, bit by bit."""
     a, b = local(a), local(b)
     held = a.clone()
@@ -99,7 +99,7 @@ def total(t: Tensor, p: Any) -> Tensor:
     return t
 
 
-def numbers(p: Any, begin: int, stop: int) -> range | Tensor:
+def element_indices(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
     if not is_sharded(p) or not p.ndim:
         return range(begin, stop)

@@ -216,7 +216,7 @@ class _RecordedRun:
         gamma, m_bar, u = self.recorder.log.pop()
         self.past = self.method.advance(self.past, at.k - 1, self.eta)
         lam = 1.0
-        if self.method._fused and self.recorder.homogeneous:  # the map received lam gamma
+        if self.method._is_one_sum and self.recorder.homogeneous:  # the map received lam gamma
             lam = float(self.method.coefs(at.k - 1, self.eta, self.past).lam)
         return gamma / lam * m_bar, self.centre + u / lam
 

@@ -182,7 +182,7 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
         """Exchange the parameter with the stored output, bit by bit."""
-        sharded.exchange(p, kept[self._output or ""])
+        sharded.swap(p, kept[self._output or ""])
 
 
 def _check_capture(wrapper: Optimizer) -> None:
