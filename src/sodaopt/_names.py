@@ -3,8 +3,8 @@
     name    := average(pulled) | pulled             gpa(soda(muon))
     pulled  := pull(base) | base                    soda(muon), muon
 
-The caller passes the names that it knows. A list of parameters has the rows of the zoo as bases,
-and a model the recipes of the layer plan.
+The known bases depend on the caller: they are the rows of the zoo for `SODA(params, lr, name)`, and
+the recipes of the layer plan for `sodaopt.optimizer(model, name)`.
 """
 
 import re
@@ -50,7 +50,7 @@ class Name(NamedTuple):
 def every_name(
     bases: Iterable[str], pulls: Iterable[str], averages: Iterable[str] = ()
 ) -> dict[str, Name]:
-    """Return every name with its parts: the bases alone, pulled, and both of these averaged."""
+    """Return every name with its parts: each base alone and with each pull, averaged or not."""
     parts = product((None, *averages), (None, *pulls), bases)
     names = (Name(base, pull, average) for average, pull, base in parts)
     return {str(name): name for name in names}
@@ -59,7 +59,7 @@ def every_name(
 def parse(text: str, known: Mapping[str, Name], kind: str = "optimizer") -> Name:
     """Parse one of the known names. SODA(Muon) and soda(muon) are equal.
 
-    kind: the kind of thing that the name should be, for the error.
+    kind: the word for such a name in the error.
     """
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
     if plain not in known:

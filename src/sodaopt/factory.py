@@ -35,7 +35,7 @@ LR = {
     "adamw": 2**-9,
     "lion": 2**-12,
 }
-"""The paper's learning rates of its GPTs by base, and one for Lion."""
+"""The learning rate of each base in the paper's runs of GPTs. Lion's is not from the paper."""
 
 
 def names() -> list[str]:
@@ -84,13 +84,14 @@ def optimizer(
     model: the model to train. All its trainable parameters are in the optimizer.
     name: one of `names()`. A pull is part of the methods, as in `param_groups`, and an average is
     a wrapper around them.
-    lr: None is the paper's for the base, found for its GPTs. A group with an lr factor has a tensor
-    of its own: to change a tensor in place, change every group["lr"].
-    decay: strength of the pull, in [0, 1], a number or a function of (k, lr). None is the paper's
+    lr: the learning rate. None is the paper's for this base, which was tuned for its GPTs. If lr is
+    a tensor, a group with an lr factor has a new one. To change lr in place, change every
+    group["lr"].
+    decay: strength of the pull, in [0, 1]: a number or a function of (k, lr). None is the paper's
     1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
     anchor: where z0 lives, see `sodaopt.anchors`. None is a clone.
-    weight_decay: replaces that of adam, adamw, muon or lion, and acts on hidden layers.
+    weight_decay: replaces the weight decay of adam, adamw, muon or lion. It acts on hidden layers.
     process_group: the ranks that share the work under DDP, as in `SODA`.
     show: print the layer plan.
     overrides: patterns for parameters, as in `plan`. The method of an override is used as it is:
@@ -115,11 +116,12 @@ def optimizer(
 
 
 def check_pull(name: Name, **settings: Any) -> None:
-    """Raise if the name has no pull, and a setting of the pull is not None."""
+    """Raise if a setting of the pull is given for a name without a pull. None is not given."""
     for key, value in settings.items():
         if value is not None and not name.is_anchored:
             raise ValueError(
-                f"{name} has no pull, so it takes no {key}: only soda_dagger and soda(...) have one"
+                f"{name} has no pull, so {key}={value!r} would be ignored: leave it out, or use a "
+                "name with a pull, such as soda_dagger or soda(...)"
             )
 
 
@@ -133,6 +135,6 @@ def base_rules(name: Name, weight_decay: float | None) -> dict[str, Rule]:
 def pulled_rules(name: Name, base: Recipe, decay: Coef, start: int) -> dict[str, Rule]:
     """Return the rules of the base with the pull of the name, which begins at step `start`."""
     lam = after(decay, start) if start else decay
-    if name.base in ANCHORED and not name.pull:  # it has a pull of its own
+    if name.base in ANCHORED and not name.pull:  # the base has a pull of its own
         return recipes.changed(base, ROLES, lambda method: replace(method, lam=lam))
     return recipes.soda(base, PULLED.get(name.pull or "", ()), lam)

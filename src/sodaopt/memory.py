@@ -1,4 +1,4 @@
-"""How many bytes an optimizer keeps, by parameter and by kind of state.
+"""Report the bytes that an optimizer keeps, by parameter and by kind of state.
 
     print(sodaopt.memory(model, optimizer))
 
@@ -77,7 +77,9 @@ class Memory:
 
 
 def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
-    """Return the bytes of each parameter and state, counted if it has stepped, else predicted.
+    """Return the bytes of each parameter, its gradient and its state on this rank.
+
+    The state is counted if the optimizer has stepped, and predicted if it has not.
 
     model: gives the names of the parameters.
     optimizer: any torch optimizer of the model's parameters.
@@ -99,7 +101,7 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
 
 
 def _bytes(t: Tensor) -> int:
-    """The bytes of this rank's shard. A quantised tensor has those of its parts."""
+    """The bytes of this rank's shard. For a quantised tensor, add up its parts."""
     return sum(part.nbytes for part in _parts(sharded.local(t)))
 
 
@@ -122,6 +124,7 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
         meta[p] = nn.Parameter(sharded.local(p).detach().to("meta"), p.requires_grad)
         meta[p].grad = torch.empty_like(meta[p]) if p.requires_grad else None
     known = {id(p): q for p, q in meta.items()}
+    # the copy gets the meta parameters and an empty state
     copied = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
     for group in copied.param_groups:
         group.update({k: v for k, v in ON_META.items() if k in group})

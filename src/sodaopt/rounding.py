@@ -1,9 +1,10 @@
 """Stochastic rounding to 16 bits from a counter of (seed, parameter, step, element).
 
-Plain rounding loses every change smaller than half a unit in the last place: from k = 510 on,
-1 - 1/(k+2) moves no bf16 weight at all. Rounding up with a probability equal to the remainder
-keeps the mean. The bits are a hash of the counter, so torch's generators are untouched, replicas
-agree bitwise, and a resumed run rounds like the uninterrupted one.
+Plain rounding loses every change smaller than half a unit in the last place: from k = 510 on, the
+factor 1 - 1/(k+2) changes no bf16 weight at all. Stochastic rounding rounds up with a probability
+equal to the remainder, which keeps the mean. The random bits are a hash of the counter, so torch's
+generators are untouched, replicas agree bitwise, and a resumed run rounds like the uninterrupted
+one.
 """
 
 from functools import lru_cache
@@ -16,9 +17,10 @@ from sodaopt import backends
 from sodaopt.parallel import sharded
 
 GRIDS = {torch.bfloat16: (1.0, 16), torch.float16: (2.0**-112, 13)}
-"""A scale and a number of bits for each dtype. An fp32 number has that dtype if these last
-bits are zero after scaling. Scaled by 2^-112, the subnormals of fp16 are those of fp32."""
+"""(scale, spare) of each dtype: it can hold an fp32 number if the last `spare` bits of scale times
+this number are zero. The scale 2^-112 turns the subnormals of fp16 into subnormals of fp32."""
 HALVES = frozenset(GRIDS)
+"""The 16-bit dtypes."""
 _MASK = 0xFFFFFFFF
 _Hash = TypeVar("_Hash", int, Tensor)
 
@@ -32,7 +34,7 @@ def _mix(h: _Hash) -> _Hash:
 
 
 def key(seed: int, parameter: int, step: int) -> int:
-    """One 32-bit key for a parameter at a step."""
+    """The 32-bit key that selects the random bits of a parameter at a step."""
     return _mix(_mix(prefix(seed, parameter) ^ (step & _MASK)) + 0x9E3779B9)
 
 
@@ -45,7 +47,7 @@ def prefix(seed: int, parameter: int) -> int:
 
 
 cached_prefix = lru_cache(maxsize=1 << 16)(prefix)
-"""For the launches of kernels. torch.compile warns if it traces a cache."""
+"""`prefix` for kernels. Plain operations use `prefix`: torch.compile warns if it traces a cache."""
 
 
 def random_bits(index: Tensor, key: int) -> Tensor:
@@ -58,9 +60,9 @@ SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)
 
 
 def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
-    """Round x (fp32) to bf16 or fp16, to either neighbour with the right odds.
+    """Round x (fp32) to one of its two neighbours in bf16 or fp16, without bias.
 
-    Random bits are added to the bits that the dtype does not have, which are then cut off.
+    Random bits are added to the last bits, which the dtype does not have. Then these are cut off.
 
     index: the indices of x's elements in the whole parameter, if x is a part of it.
     """
@@ -79,7 +81,7 @@ SLICE = 1 << 22
 def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step: int) -> None:
     """Round each fp32 x into this rank's shard of its 16-bit parameter p.
 
-    indices: the index of each parameter in its optimizer.
+    indices: the index of each parameter in its optimizer, which selects its random bits.
     """
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
     is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
@@ -89,15 +91,15 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
             launch = launches.setdefault((shard.device, shard.dtype), [])
             launch.append((shard, x, first, cached_prefix(seed, index)))
             continue
-        begin, bits = 0, key(seed, index, step)
+        begin, step_key = 0, key(seed, index, step)
         if shard.dim() == 0:
             shard, x = shard[None], x[None]
         height = max(1, SLICE // max(1, shard.shape[1:].numel()))
         for part, value in zip(torch.split(shard, height), torch.split(x, height), strict=True):
-            numbers = sharded.element_indices(p, begin, begin + part.numel())
-            if isinstance(numbers, range):
-                numbers = torch.arange(numbers.start, numbers.stop, device=part.device)
-            part.copy_(stochastic(value, part.dtype, bits, numbers.view(part.shape)))
+            elements = sharded.element_indices(p, begin, begin + part.numel())
+            if isinstance(elements, range):
+                elements = torch.arange(elements.start, elements.stop, device=part.device)
+            part.copy_(stochastic(value, part.dtype, step_key, elements.view(part.shape)))
             begin += part.numel()
     for rows in launches.values():
         from sodaopt.backends.triton import rounding
@@ -108,5 +110,5 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
 
 def first_element(p: Any) -> int | None:
     """The index of this rank's first element in p, or None if its elements are not contiguous."""
-    numbers = sharded.element_indices(p, 0, 0)
-    return numbers.start if isinstance(numbers, range) else None
+    elements = sharded.element_indices(p, 0, 0)
+    return elements.start if isinstance(elements, range) else None

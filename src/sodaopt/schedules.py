@@ -1,11 +1,12 @@
 """Coefficients: a number, or a function of the step k = 0, 1, 2, ... and the learning rate lr.
 
-Every function here is branch-free arithmetic, so k and lr may be Python numbers or 0-D tensors.
+No function here branches on the value of k or lr, so they may be Python numbers or 0-D tensors.
 Schedules with parameters are frozen dataclasses: they print, compare, copy and pickle. Their names
 are in lower case because they are used as functions: `schedules.debias(0.9)`.
 
-A schedule that depends on the past, such as a running sum, declares a memory: `start()` names its
-numbers, `advance()` moves them by one step, and the optimizer keeps them in its state.
+A schedule that depends on the past, such as a running sum, declares a memory, which is a dict of
+numbers. `start()` returns it before the first step, and `advance()` returns it one step later. The
+optimizer keeps it in its state.
 
 k: the number of steps before this one.
 lr: the learning rate of this step.
@@ -70,7 +71,7 @@ def advance(c: Coef, past: Past, k: Number, lr: Number) -> dict[str, Number]:
 
 
 def check_memory(parts: list[Coef]) -> None:
-    """Raise ValueError if two parts use one name for different memories, in three trial steps.
+    """Raise ValueError if two coefficients keep different numbers of one name in trial steps.
 
     parts: the coefficients that share a memory.
     """
@@ -80,14 +81,15 @@ def check_memory(parts: list[Coef]) -> None:
         seen: dict[str, Number] = {}
         for name, v in (item for past in pasts for item in past.items()):
             if seen.setdefault(name, v) != v:
-                raise ValueError(f"{name!r} is the memory of two different coefficients of {parts}")
+                raise ValueError(f"{name!r} is different numbers in {parts}: rename one of them")
 
 
 class Schedule:
     """A coefficient made of other coefficients, or with a memory.
 
-    Its memory is the memory of its parts. A class with a memory of its own overrides `start` and
-    `advance`. Parts with the same memory share it.
+    Its parts are the fields of the dataclass, and its memory is the memory of its parts. Parts that
+    use the same name share the number. A class with a memory of its own overrides `start` and
+    `advance`.
 
     >>> schedules.over(1, schedules.uniform)(3, 0.1)
     5.0
@@ -122,7 +124,7 @@ def lr(k: Number, lr: Number) -> Number:
 
 
 def uniform(k: Number, lr: Number) -> Number:
-    """1/(k+2): x is the plain mean of z0, z1, ... The paper uses it in the wrapper.
+    """1/(k+2): as lam, it makes x the plain mean of z0, z1, ... It is the paper's pull.
 
     >>> schedules.uniform(0, 0.1), schedules.uniform(8, 0.1)
     (0.5, 0.1)
@@ -131,7 +133,7 @@ def uniform(k: Number, lr: Number) -> Number:
 
 
 def mean(k: Number, lr: Number) -> Number:
-    """1/(k+1): m is the plain mean of the gradients seen so far.
+    """1/(k+1): as alpha, it makes m the plain mean of the gradients so far.
 
     >>> schedules.mean(3, 0.1)
     0.25
@@ -140,7 +142,7 @@ def mean(k: Number, lr: Number) -> Number:
 
 
 def accelerated(k: Number, lr: Number) -> Number:
-    """2/(k+3): weights a_k = k+1, the paper's accelerated rate.
+    """2/(k+3): the rate of an average with the weights a_k = k+1. The paper's accelerated rate.
 
     >>> schedules.accelerated(1, 0.1)
     0.5
@@ -198,7 +200,7 @@ class first(Schedule):
 
 @dataclass(frozen=True)
 class after(Schedule):
-    """0 if k < start_at, else c_k. k counts from the first step of all.
+    """0 if k < start_at, else c_k. c does not restart: its k counts from the first step of the run.
 
     start_at: the first step with c_k, at least 0.
 
@@ -216,7 +218,9 @@ class after(Schedule):
 
 @dataclass(frozen=True)
 class fade(Schedule):
-    """c_k (1 + cos(pi t))/2, t = (k - begin)/(end - begin) in [0, 1]: c_k, and 0 from step `end`.
+    """c_k (1 + cos(pi t))/2, t = (k - begin)/(end - begin) clipped to [0, 1].
+
+    This is c_k up to step `begin`, and 0 from step `end` on.
 
     begin, end: the steps between which it falls, 0 <= begin < end.
 
@@ -242,7 +246,7 @@ class fade(Schedule):
 
 @dataclass(frozen=True)
 class debias(Schedule):
-    """(1-b)/(1-b^(k+1)): the rate at which an average is bias-corrected as in Adam.
+    """(1-b)/(1-b^(k+1)): the rate of an average that has Adam's bias correction.
 
     b: the weight of the past, Adam's beta, in [0, 1).
 
@@ -280,8 +284,8 @@ class lr_weighted(Schedule):
 
     For a constant or falling lr and r = 0 this is exactly 1/(k+1).
 
-    r: the power of k+1, at least 0. Later points count more.
-    power: the power of the learning rate. Points of a warmup count less.
+    r: the power of k+1, at least 0. The larger it is, the more weight late points have.
+    power: the power of the learning rate. The larger it is, the less weight a warmup has.
 
     >>> zoo.schedule_free().lam == schedules.lr_weighted()
     True
@@ -304,7 +308,7 @@ class lr_weighted(Schedule):
         return {"lr_max": lr_max, "weight_sum": past["weight_sum"] + self._weight(k, lr_max)}
 
     def __call__(self, k: Number, lr: Number, past: Past = NO_PAST) -> Number:
-        # A warmup that starts at lr = 0 has no weight yet. The average is then 0, not 0/0.
+        # Until the first lr > 0, all weights are 0. The coefficient is then 0, not 0/0.
         total = past["weight_sum"]
         return self._weight(k, past["lr_max"]) / (total + (total == 0))
 
