@@ -1,7 +1,7 @@
-"""Products of batches of matrices, and which of them is fastest for a shape.
+"""The matrix products of polar factors, and the choice of the fastest one for a shape.
 
-`products.json` is written by `python -m benchmarks.products`. Nothing is measured at run time,
-because a resumed run would then not repeat the bits of an uninterrupted one.
+`python -m benchmarks.products` measures them and writes `products.json`. Nothing is measured at run
+time, because a resumed run would then not repeat the bits of an uninterrupted one.
 """
 
 import json
@@ -19,8 +19,8 @@ TABLE = Path(__file__).with_name("products.json")
 
 
 Symmetric: TypeAlias = Callable[..., Tensor]
-"""A function of (A, B, C, alpha, beta, diagonal) for batches of matrices whose result is symmetric:
-A A^T of A alone, A B without C, and alpha A B + beta C + diagonal I. B is symmetric."""
+"""A function of (A, B, C, alpha, beta, diagonal) for batches of matrices: alpha A B + beta C +
+diagonal I, or A B without C, or A A^T without B. B and the result are symmetric."""
 
 
 class Choice(NamedTuple):
@@ -37,7 +37,7 @@ def dense(
     A: Tensor, B: Tensor | None = None, C: Tensor | None = None, alpha: float = 1, beta: float = 1,
     diagonal: float = 0,
 ) -> Tensor:  # fmt: skip
-    """Both triangles, by torch."""
+    """A product that computes both triangles, by torch. See `Symmetric`."""
     B = A.mT if B is None else B
     out = torch.bmm(A, B) if C is None else torch.baddbmm(C, A, B, alpha=alpha, beta=beta)
     if diagonal:
@@ -46,14 +46,14 @@ def dense(
 
 
 def _triangle() -> Symmetric:
-    """One triangle and its mirror image, by a Triton kernel."""
+    """A product that computes one triangle and mirrors it, by a Triton kernel."""
     from sodaopt.backends.triton.symmetric import product
 
     return product
 
 
 def _hopper() -> Symmetric:
-    """One triangle and its mirror image, by quack-kernels (`pip install sodaopt[hopper]`)."""
+    """A product that computes one triangle, by quack-kernels (`pip install sodaopt[hopper]`)."""
     from quack.gemm_interface import gemm_symmetric
 
     def product(
@@ -72,8 +72,8 @@ def _hopper() -> Symmetric:
 PRODUCTS: dict[str, Callable[[], Symmetric]] = {
     "dense": lambda: dense, "triangle": _triangle, "hopper": _hopper,
 }  # fmt: skip
-"""Functions that import a product and return it. An import at each call would take longer than the
-launch of a kernel."""
+"""Functions that import a product and return it, once for each shape: an import at each call would
+take longer than the launch of a kernel."""
 
 
 def choice(X: Tensor) -> Choice:
@@ -85,7 +85,7 @@ def choice(X: Tensor) -> Choice:
 
 @cache
 def chosen(short: int, long: int) -> Choice:
-    """The first row of the table whose smallest short side and aspect ratio are reached."""
+    """The first row of the table whose "short" and "aspect" are at most those of the matrices."""
     for row in _table():
         if short >= row["short"] and long >= row["aspect"] * short:
             best = row.get("with_hopper", row) if has_hopper() else row
@@ -95,7 +95,7 @@ def chosen(short: int, long: int) -> Choice:
 
 @cache
 def has_hopper() -> bool:
-    """Whether quack-kernels is installed, and this GPU can run it."""
+    """Whether quack-kernels is installed and runs on this GPU."""
     installed = find_spec("quack") is not None
     return installed and torch.cuda.get_device_capability()[0] in (9, 10)
 
@@ -108,7 +108,8 @@ def _table() -> list[dict[str, Any]]:
 
 @contextmanager
 def full_sums(is_cuda: bool) -> Iterator[None]:
-    """Sum fp16 products in fp32. torch allows cuBLAS to add parts of long sums in fp16."""
+    """Return a context in which fp16 products are summed in fp32. By default torch allows cuBLAS to
+    add parts of long sums in fp16."""
     if not is_cuda:
         yield
         return

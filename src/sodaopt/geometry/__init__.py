@@ -18,8 +18,9 @@ gives the width factor c. The lmo is c times the minimiser, and the norm is the 
     BiasRMS    sqrt(n)                -X / length       the length, for n entries
     Euclidean  1                      -X / length       the length
 
-`Diagonal`, `Kronecker` and `MultiNorm` are maps of their own. A geometry is a value without memory.
-It declares in `state` the tensors it needs between steps, and the optimizer keeps them.
+`Diagonal`, `Kronecker` and `MultiNorm` are maps without a norm of this table. A geometry is a value
+without memory: it declares the tensors that it needs between steps by `state`, and the optimizer
+keeps them.
 
 norm: the norm of the layer.
 radius: rho >= 0, a number or a function of (k, lr).

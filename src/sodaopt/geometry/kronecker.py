@@ -16,10 +16,10 @@ from sodaopt.schedules import Number
 class Kronecker(Geometry):
     """Shampoo: L += G G^T, R += G^T G, u = -gamma L^(-1/4) m_bar R^(-1/4), from L = R = eps I.
 
-    The first step is -U V^T. It keeps o^2 + i^2 numbers and takes two eigendecompositions a step
-    in float64, so it is for small matrices.
+    The first step is -gamma U V^T. L and R are o^2 + i^2 numbers, and a step takes two
+    eigendecompositions in float64, so it is for small matrices.
 
-    eps: where the eigenvalues of L and R start, above 0.
+    eps: L and R start at eps times the identity, eps > 0.
 
     >>> zoo.shampoo().geometry == geometry.Kronecker()
     True

@@ -16,21 +16,22 @@ from sodaopt.geometry.views import Frame, Shape, View, matrix
 from sodaopt.schedules import Coef, Number
 
 ELEMENTWISE = frozenset(("diagonal", "sign", "identity"))
+"""The kernels that compute each entry of u from the same entry of their inputs."""
 State: TypeAlias = dict[str, Any]
 """The optimizer's state of one parameter."""
 Exchanged: TypeAlias = tuple[tuple[Shape, Frame], ...]
-"""The shape and the frame of some tensors."""
+"""The shape and the frame of each tensor of a parameter that travels between ranks."""
 
 
 @dataclass
 class Context:
     """The inputs of a map besides m_bar, for parameters that share k and lr.
 
-    shapes: the whole parameters' shapes. A tensor of g or state may be one rank's shard.
+    shapes: the shapes of the whole parameters. A tensor in g or state may be this rank's shard.
     g: the gradients.
     k, lr: the step and the learning rate, as in `sodaopt.schedules`.
     state: each parameter's state, updated in place.
-    shards: exchanges shards with other ranks. None: this process has all parameters whole.
+    shards: exchanges shards with other ranks. None: the map exchanges nothing.
 
     >>> g = torch.ones(2, 2)
     >>> context = geometry.Context([g.shape], [g], k=0, lr=0.1, state=[{}])
@@ -52,14 +53,15 @@ class Context:
 class Geometry:
     """The interface of a map. All tensors of one call share k, lr and gamma.
 
+    On sharded parameters an elementwise map is called with this rank's shards, and needs nothing
+    else. Any other map must set `exchanges`, and is then called with `context.shards`. It completes
+    sums over shards by `context.shards.sum`. If it needs whole matrices, it describes them by
+    `exchanged`, `tensors` and `mapped`. One rank maps each matrix before the map is called, and
+    `context.results` has this rank's shards of the results.
+
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
-    exchanges: the map runs on shards, with `context.shards`. A map that neither does so nor is
-    elementwise is refused on sharded parameters. It completes sums over shards with
-    `context.shards.sum`. If it needs whole matrices, it describes them by `exchanged`, `tensors`
-    and `mapped`. One rank then maps each matrix, and `context.results` has this rank's
-    shards of the results when the map is called.
-    reads_m_bar: False if the map reads neither m_bar nor `context.g` when these results have
-    arrived.
+    exchanges: the map works on sharded parameters with `context.shards`.
+    reads_m_bar: whether the map reads m_bar or `context.g` if it has `context.results`.
 
     >>> zoo.shampoo().geometry.homogeneous
     True
@@ -73,22 +75,22 @@ class Geometry:
     def kernel(self) -> str | None:
         """The name of the fused kernel that computes the map, or None for plain operations.
 
-        A kernel of ELEMENTWISE is one pass over memory. "polar" is passes before and after the
-        products.
+        A kernel of ELEMENTWISE is one pass over memory. "polar" is two passes before the matrix
+        products, and one after them.
         """
         return None
 
     @property
     def elementwise(self) -> bool:
-        """Whether each entry of u needs the same entry of its inputs only: a shard is enough."""
+        """Whether each entry of u needs the same entry of the inputs only: a shard is enough."""
         return self.kernel in ELEMENTWISE
 
     def kernel_width(self, shape: torch.Size) -> float:
-        """The factor of the kernel's direction for a parameter of this shape, besides gamma."""
+        """The kernel's factor of u for a parameter of this shape, besides gamma."""
         return 1.0
 
     def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
-        """The factor of gamma, and the rate and eps of "diagonal"."""
+        """The kernel's factor of gamma, and the rate and eps of the kernel "diagonal"."""
         return 1.0, 0.0, 0.0
 
     def check(self, shape: Shape) -> None:
@@ -97,7 +99,7 @@ class Geometry:
     def exchanged(self, shape: Shape) -> Exchanged:
         """Return (shape, frame) of each tensor whose matrices must be whole on one rank.
 
-        Several tensors of a parameter have the same number of matrices. They are cut like the
+        If a parameter has several tensors, they have the same number of matrices, are cut like the
         parameter, and travel in their own dtype. Empty: the map needs no whole matrices.
         """
         return ()
@@ -166,7 +168,7 @@ class _NormMap(Geometry):
         return [widths[shape] for shape in context.shapes]
 
     def directions(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
-        """u of each d before scaling."""
+        """u of each d, without rho, gamma and the width factor."""
         return self.norm.units(ds, shards)
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
@@ -275,7 +277,7 @@ class Diagonal(Geometry):
 class MultiNorm(Geometry):
     """u = -gamma X, X = m_bar with rows of norm sqrt(i), then columns of norm sqrt(o), in turn.
 
-    RMS(X) is 1, so gamma is a radius. It has no state and no dual norm, hence no sharp or clip.
+    RMS(X) is 1, so gamma is a radius. It has no dual norm, so it has no sharp or clip form.
 
     iterations: how often rows and columns are normalised, at least 1.
 
@@ -309,7 +311,7 @@ class MultiNorm(Geometry):
         return u
 
     def _balanced(self, X: Tensor) -> Tensor:
-        """A batch with rows of norm sqrt(i) and columns of norm sqrt(o)."""
+        """Normalise a batch: rows to norm sqrt(i), then columns to norm sqrt(o), in turn."""
         for dim in (-1, -2) * self.iterations:
             X = X * (math.sqrt(X.shape[dim]) / divisor(lengths(X, (dim,)), X.dtype))
         return X

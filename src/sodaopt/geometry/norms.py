@@ -23,10 +23,10 @@ def matrixwise(
     """Apply a map of batches (n, o, i) to each d, with all matrices of one shape in one batch."""
     out = list(ds)
     frames = [view(d.shape) for d in ds]
-    buckets: dict[object, list[int]] = {}
+    by_shape: dict[object, list[int]] = {}
     for j, (d, f) in enumerate(zip(ds, frames, strict=True)):
-        buckets.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
-    for members in buckets.values():
+        by_shape.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
+    for members in by_shape.values():
         X = [frames[j].fold(ds[j]) for j in members]
         U = map_(_batch(X))
         for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
@@ -35,8 +35,11 @@ def matrixwise(
 
 
 def _batch(X: list[Tensor]) -> Tensor:
-    """Join batches (n, o, i). Matrices at equal distances in one memory are not copied. Those that
-    come from other ranks are, and so are experts, so that no second copy of them is needed."""
+    """Join batches (n, o, i) into one.
+
+    Matrices at equal distances in one memory are joined without a copy. Matrices that other ranks
+    have sent lie there like this, and so do the experts of one parameter.
+    """
     if len(X) == 1:
         return X[0]
     first, begins = X[0], [x.storage_offset() for x in X]
@@ -56,8 +59,8 @@ def _is_beside(x: Tensor, first: Tensor) -> bool:
 class Norm:
     """A norm of each matrix X (o x i) of a parameter.
 
-    A new norm writes `factor`, `minimiser` and `size`. In a stack of matrices each one is its own
-    layer: dual(d) and norm(x) have one entry a matrix.
+    A new norm defines `factor`, `minimiser` and `size`. In a stack of matrices each one is its own
+    layer: dual(d) and norm(x) have one entry for each matrix.
 
     sharp_kernel: the name of the fused kernel for Sharp of this norm (see `Geometry.kernel`).
 
@@ -116,9 +119,10 @@ class Norm:
         return self.scale(self.factor, self.view(shape))
 
     def units(self, ds: list[Tensor], shards: Shards | None = None) -> list[Tensor]:
-        """The lmo of each d before scaling.
+        """The lmo of each d, without the width factor.
 
-        shards: ds are this rank's shards, and this object has the results of whole matrices.
+        shards: None if ds are whole. Otherwise ds are this rank's shards, and `shards.results` has
+        the results of the matrices that must be whole.
         """
         results = None if shards is None else shards.results
         return matrixwise(self.minimiser, ds, self.view) if results is None else results
@@ -128,21 +132,21 @@ class Norm:
         return True
 
     def duals(self, ds: list[Tensor], units: list[Tensor], shards: Shards | None) -> list[Tensor]:
-        """The dual norm of each d before scaling, to be multiplied with d."""
+        """The dual norm of each d without the width factor, in a shape that multiplies d."""
         shapes = [d.shape for d in ds] if shards is None else shards.shapes
         dims = [self.view(shape).dims for shape in shapes]
         parts = [-(d * u).sum(n, keepdim=True) for d, u, n in zip(ds, units, dims, strict=True)]
         return parts if shards is None else shards.sum(parts, dims)
 
     def sharps(self, ds: list[Tensor], shards: Shards | None) -> list[Tensor]:
-        """dual(d) lmo(d) of each d before scaling (the width factor enters squared)."""
+        """dual(d) lmo(d) of each d, without the width factor, which would enter squared."""
         u = self.units(ds, shards)
         return [a * b for a, b in zip(u, self.duals(ds, u, shards), strict=True)]
 
 
 @dataclass(frozen=True)
 class Sign(Norm):
-    """max |x| over c, lmo(d) = -c sign(d), c = 1/d_in, and c = 1 if it is not a matrix.
+    """max |x| over c, lmo(d) = -c sign(d), c = 1/d_in, or c = 1 if x is not a matrix.
 
     >>> geometry.Sign(geometry.unit).lmo(torch.tensor([[2.0, -0.5]]))
     tensor([[-1.,  1.]])
@@ -198,7 +202,10 @@ class Spectral(Norm):
 
 @dataclass(frozen=True)
 class _Lengths(Norm):
-    """The largest Euclidean length among the slices of X along `along`. The lmo makes each 1."""
+    """The largest Euclidean length of a slice of X along the dimensions `along`.
+
+    The lmo divides each slice by its length.
+    """
 
     along: ClassVar[tuple[int, ...]] = (-2, -1)
 
@@ -213,7 +220,7 @@ class _Lengths(Norm):
             return super().units(ds, shards)
         sides = [self.view(shape).sides(shape) for shape in shards.shapes]
         dims = [sum((pair[n] for n in self.along), ()) for pair in sides if pair]
-        parts = [  # along no dimension, where torch would sum over all of them, d is its length
+        parts = [  # torch takes dim=() for all dimensions, but here each entry is then a slice
             (lengths(d, n) if n else d.double()).square() for d, n in zip(ds, dims, strict=True)
         ]
         squares = shards.sum(parts, dims)

@@ -25,8 +25,8 @@ __all__ = [
 
 Triple: TypeAlias = tuple[float, float, float]
 SMALLEST = 1e-15
-"""Matrices are divided by their norm, and by this if it is smaller: 0 / 0 gives 0. It is far below
-any gradient, so the map ignores scale."""
+"""The smallest number that a matrix is divided by. A zero matrix then stays zero. The norm of a
+gradient is far above it, so the polar factor does not depend on the scale of the gradient."""
 
 
 def lengths(X: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -38,7 +38,7 @@ def lengths(X: Tensor, dims: tuple[int, ...]) -> Tensor:
 def divisor(length: Tensor, dtype: torch.dtype) -> Tensor:
     """The length to divide by, at least SMALLEST.
 
-    If it overflows the dtype it is NaN, because a division by infinity would look like a zero
+    A length that overflows the dtype becomes NaN. A division by infinity would look like a zero
     gradient.
     """
     length = length.to(dtype)
@@ -46,7 +46,7 @@ def divisor(length: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Polar(Protocol):
-    """A backend: a batch of matrices (n, o, i) to their polar factors, same shape and dtype.
+    """A function from a batch of matrices (n, o, i) to their polar factors, same shape and dtype.
 
     >>> X = geometry.polar.KELLER(torch.randn(1, 4, 8))  # one matrix
     >>> X.shape
@@ -66,8 +66,8 @@ class Newton:
     dtype: the dtype of the products. None means fp16 for fp32 matrices on a CUDA GPU, where it is
     eight times as accurate as bf16 after normalisation. Otherwise it is the dtype of the input, at
     least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
-    restarts: the steps before which the Gram form computes X X^T again, see `factor`. An iteration
-    without restarts has the plain form alone.
+    restarts: the steps before which the Gram form computes X X^T again, see `factor`. Without
+    restarts, the iteration has the plain form alone.
 
     >>> len(geometry.polar.KELLER.steps)
     5
@@ -88,7 +88,7 @@ class Newton:
         return (Y.mT if tall else Y).to(X.dtype)
 
     def products(self, X: Tensor) -> Tensor:
-        """The polynomial of normalised matrices (n, short side, long side), in the dtype of X.
+        """Apply the polynomial to normalised matrices (n, short side, long side), in their dtype.
 
         The plain form multiplies X at each step. The Gram form multiplies it only at `restarts`
         and at the end, see `factor`.
@@ -103,7 +103,7 @@ class Newton:
         return X
 
     def _gram_blocks(self) -> list[tuple[Triple, ...]]:
-        """The steps between two products with X."""
+        """The steps in blocks. X is multiplied after each block."""
         begins, ends = (0, *self.restarts), (*self.restarts, len(self.steps))
         return [self.steps[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
@@ -115,20 +115,20 @@ class Newton:
 
 
 def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
-    """Q such that the steps take X to Q X, by products of the size of R = X X^T alone.
+    """Return Q such that the steps take X to Q X. All products have the size of R = X X^T.
 
     A step is X <- W X with W = a + b R + c R^2. After it the Gram matrix is W R W, so the next W
-    needs no product with X, and Q is the product of the W's. All of them are polynomials of R. In
+    needs no product with X, and Q is the product of all W. Every W is a polynomial of R, so in
     exact arithmetic they commute and are symmetric. Rounded products must keep one of these
     properties: `dense` keeps the first, because all factors are polynomials of the same rounded R,
-    and `triangle` keeps the second. A B^T in place of A B keeps neither, and is ten times less
-    accurate.
+    and `triangle` keeps the second. Products A B^T instead of A B keep neither, and are ten times
+    less accurate.
 
-    Rounding moves the eigenvalues of R by about eps, the unit roundoff, also to below zero. A step
-    multiplies small eigenvalues by a^2, and their error too. If a negative eigenvalue reaches
+    Rounding moves the eigenvalues of R by about eps, the unit roundoff, so some become negative. A
+    step multiplies small eigenvalues and their errors by a^2. If a negative eigenvalue reaches
     order 1, the polynomial diverges. In fp16 with a = 3.4 the error is 0.07 after two steps and 0.8
-    after three. So the steps are cut into blocks of at most three
-    (`Newton.restarts`), and R is computed from X again for each block.
+    after three. So the steps are cut into blocks of at most three (`Newton.restarts`), and R is
+    computed from X again for each block.
     """
     R = product(X)
     Q = W = _polynomial(R, steps[0], product)
@@ -167,7 +167,7 @@ class Exact:
         poison = (W * 0).sum((-2, -1), keepdim=True)  # NaN if a matrix has NaN or inf, else 0
         U, s, Vh = torch.linalg.svd(W.nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
         tol = s.amax(-1, keepdim=True) * max(W.shape[-2:]) * torch.finfo(W.dtype).eps
-        poison = poison + s.amax(-1)[..., None, None] * 0  # likewise if it overflowed
+        poison = poison + s.amax(-1)[..., None, None] * 0  # NaN also if the SVD overflowed
         UVh: Tensor = (U * (s > tol).to(U.dtype).unsqueeze(-2)) @ Vh + poison
         return UVh.to(X.dtype)
 

@@ -31,7 +31,11 @@ Shape: TypeAlias = Sequence[int]
 
 
 class Stored(NamedTuple):
-    """Matrices in memory: the index of each one's first element, and the distance of two rows."""
+    """Where matrices of rows x columns lie in memory.
+
+    starts: the index of the first element of each matrix.
+    pitch: the distance from one row to the next, in elements.
+    """
 
     starts: Sequence[int]
     rows: int
@@ -47,7 +51,7 @@ class Frame(NamedTuple):
     taps: the positions of a convolution's kernel, 1 for other layers.
     dims: the dimensions of the parameter that one matrix spans.
     flipped: the matrices are stored transposed, as (n / beside, i, beside, o).
-    beside: how many of them lie side by side in memory.
+    beside: how many transposed matrices lie side by side in memory.
 
     >>> views.matrix((64, 16)).o, views.matrix((64, 16)).i
     (64, 16)
@@ -75,7 +79,7 @@ class Frame(NamedTuple):
         return X.reshape(tuple(shape))
 
     def stored(self, shape: Shape) -> Stored:
-        """Where the matrices lie in the memory of a contiguous parameter."""
+        """Return where the matrices lie in the memory of a contiguous parameter."""
         rows, columns = (self.i, self.o) if self.flipped else (self.o, self.i * self.taps)
         pitch = columns * self.beside
         begins = range(0, math.prod(shape), rows * pitch)
@@ -83,25 +87,25 @@ class Frame(NamedTuple):
         return Stored(starts, rows, columns, pitch)
 
     def boxes(self, shape: Shape) -> list[tuple[range, ...]]:
-        """Return the slice of the parameter that each matrix is, as one range a dimension."""
+        """Return the slice of the parameter that is each matrix: a range for each dimension."""
         if self.beside > 1:
             stack = [_steps(n, 1) for n in shape[:-2]]
             return list(product(*stack, [range(self.i)], _steps(shape[-1], self.o)))
         size = math.prod(shape) // self.n
-        # a matrix is some entries of dimension d, with all dimensions after it
+        # a matrix has one index of each dimension before d, a part of d, and all of those after it
         d = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
         rows = size // math.prod(shape[d + 1 :])
         axes = [_steps(n, 1) for n in shape[:d]] + [_steps(shape[d], rows)]
         return list(product(*axes, *([range(n)] for n in shape[d + 1 :])))
 
     def one(self) -> "Frame":
-        """Return the frame of a single matrix, as one of the boxes cuts it out."""
+        """Return the frame of a single matrix that one of the boxes cuts out."""
         return Frame(1, self.o, self.i, self.dims, self.taps, self.flipped)
 
     def sides(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the parameter's dimensions that the rows and the columns of a matrix count.
+        """Return the parameter's dimensions along o, and those along i.
 
-        None if a matrix is only a part of them, as in a fused layer.
+        None if a matrix is only a part of a dimension, as in a fused layer.
         """
         if self.n * math.prod(shape[d] for d in self.dims) != math.prod(shape):
             return None
@@ -130,7 +134,7 @@ def matrix(shape: Shape) -> Frame:
     if len(shape) not in (2, 3):
         raise ValueError(
             f"expected a matrix (or a 3-D stack of them), not the shape {times(shape)}: "
-            "give vectors and scalars a Sign, BiasRMS or Diagonal geometry, kernels view=conv"
+            "give vectors and scalars a Sign, BiasRMS or Diagonal geometry, and kernels view=conv"
         )
     n = shape[0] if len(shape) == 3 else 1
     return Frame(n, shape[-2], shape[-1], (len(shape) - 2, len(shape) - 1))
@@ -229,7 +233,7 @@ class grouped:
     of: View = conv
 
     def __call__(self, shape: Shape) -> Frame:
-        one = self.of((shape[0] // self.n, *shape[1:]))  # of d_out, or of d_in if transposed
+        one = self.of((shape[0] // self.n, *shape[1:]))  # dimension 0 has the groups
         return one._replace(n=self.n)
 
     def __repr__(self) -> str:

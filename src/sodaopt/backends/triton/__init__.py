@@ -1,1 +1,1 @@
-"""Triton kernels. Each launch covers many tensors, which must not share memory."""
+"""Triton kernels. Each launch handles many tensors, which must not share memory."""

@@ -65,7 +65,10 @@ def dual_average(
 
 @triton.jit
 def pulled(p_ptr, z_ptr, z, inside, lam, CENTRE: tl.constexpr):
-    """(1 - lam) y + lam centre. z: a z0 that is one number."""
+    """(1 - lam) y + lam centre.
+
+    z: the z0 of the centre "number".
+    """
     y = tl.load(p_ptr, inside).to(tl.float32)
     if CENTRE == "origin":
         y = y * (1 - lam)
@@ -78,7 +81,7 @@ def pulled(p_ptr, z_ptr, z, inside, lam, CENTRE: tl.constexpr):
 
 @triton.jit
 def rounding_key(row, numbers, P: tl.constexpr):
-    """The key of this step for rounding, if P has 16 bits."""
+    """The rounding key of this step, or 0 if P is fp32."""
     key = 0
     if tl.float32 != P:
         key = step_key(tl.load(row + 7), tl.load(numbers + 6).to(tl.int64))
@@ -87,7 +90,10 @@ def rounding_key(row, numbers, P: tl.constexpr):
 
 @triton.jit
 def write(p_ptr, y, inside, index, key, P: tl.constexpr):
-    """Store y, rounded if P has 16 bits. index: of the elements in the whole parameter."""
+    """Store y, rounded if P has 16 bits.
+
+    index: the index of each element in the whole parameter.
+    """
     if tl.float32 != P:
         y = rounded(y, index, key, P)
     tl.store(p_ptr, y, inside)

@@ -28,6 +28,7 @@ def _write(
 
 @triton.jit
 def _mix(h):
+    """`sodaopt.rounding._mix` of 32-bit words."""
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = (h ^ (h >> 15)) * 0x846CA68B
     return h ^ (h >> 16)
@@ -35,7 +36,7 @@ def _mix(h):
 
 @triton.jit
 def step_key(prefix, step):
-    """`sodaopt.rounding.key` from its prefix, which is the same at each step."""
+    """`sodaopt.rounding.key`, from the prefix that is the same at each step."""
     return _mix(_mix(prefix.to(tl.uint32) ^ step.to(tl.uint32)) + 0x9E3779B9)
 
 
@@ -43,7 +44,7 @@ def step_key(prefix, step):
 def rounded(x, index, key, P: tl.constexpr):
     """Round x to one of its two neighbours in P, as `sodaopt.rounding.stochastic` does.
 
-    index: of the elements in the whole parameter.
+    index: the index of each element in the whole parameter.
     """
     SPARE: tl.constexpr = 0xFFFF if tl.bfloat16 == P else 0x1FFF
     SCALE: tl.constexpr = 1.0 if tl.bfloat16 == P else 2.0**-112

@@ -1,8 +1,8 @@
 """x <- x + lam (z0 - x) with z0 made from its seed in registers: no memory, one pass over x.
 
-z0 has the same bits as `sodaopt.anchors.distributions` makes on this device, so that a model may be
-filled on one path and checked on the other. That is why the kernel is compiled without contraction
-of products and sums.
+z0 has the bits that `sodaopt.anchors.distributions` makes on this device, so that this kernel may
+fill a model and plain operations may check it. That is why the kernel is compiled without fused
+multiply-add.
 """
 
 import math
@@ -74,6 +74,7 @@ def _pull(
 
 @triton.jit
 def _fraction(w):
+    """`anchors.philox.fractions` of random words."""
     return (w >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2^-24
 
 
@@ -84,7 +85,7 @@ def pull_(
 
     specs: an `anchors.distributions.Spec` for each x. All have one kind of distribution.
     starts: the index of each x's first element in its whole parameter.
-    dtype: z0 is rounded to it first.
+    dtype: the dtype that z0 is rounded to first.
     """
     rows = tuple(
         (address(x), 4 * start, x.numel(), start, s.stream, s.seed, _pair(s.init.a, s.init.spread))

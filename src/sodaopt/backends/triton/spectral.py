@@ -1,4 +1,4 @@
-"""The passes of a spectral step before and after the products.
+"""The passes of a spectral step before and after its matrix products.
 
     average_      m <- lerp(m, g, alpha), and the squared norm of each m_bar
     normalised    m_bar / ||m_bar||, stacked for the products with the short side first
@@ -24,7 +24,8 @@ TILE = 64
 
 @triton.jit
 def _tile(row, short, long, ALIGNED: tl.constexpr, TILE: tl.constexpr):
-    """The rows and columns of this program's tile, the elements' indices, and which exist.
+    """The rows and columns of this program's tile, the offsets of its elements, which of them are
+    inside of the matrix, and whether its long side is stored first.
 
     ALIGNED: all tiles are full, and loads may be wide.
     """
@@ -69,7 +70,7 @@ def _normalise(
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
     r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
-    # loads that are not used are not compiled
+    # the compiler removes loads that are not used
     g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside).to(tl.float32) * number(numbers, 7)
     d = g
     if MOMENTUM:

@@ -1,6 +1,7 @@
 """alpha A B^T + beta C + diagonal I for batches of fp16 matrices whose result is symmetric.
 
-Only tiles on and below the diagonal are computed. Each is stored twice, as it is and transposed.
+Only tiles on and below the diagonal are computed. Each tile is stored twice: in its own place, and
+transposed above the diagonal.
 """
 
 from functools import cache
@@ -14,8 +15,8 @@ from sodaopt.backends.triton.tables import Launch
 
 BLOCK, DEPTH, WARPS, STAGES = 128, 64, 8, 3
 REGISTERS = 128
-"""Registers of a thread. With more, one program instead of two fits on a multiprocessor, and none
-multiplies while it stores."""
+"""Registers of a thread. With more, only one program instead of two fits on a multiprocessor, and
+while it stores, no other one multiplies."""
 
 
 @triton.jit
@@ -24,6 +25,7 @@ def _product(
     HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
+    """IS_SQUARE: A and B are the same matrices."""
     tile = tl.program_id(0)
     i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # the row of tiles
     i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
@@ -51,11 +53,11 @@ def _product(
         total += tl.where(r[:, None] == c[None, :], diagonal, 0.0)
     out += n * side * side
     result = total.to(out.dtype.element_ty)
-    if IS_SQUARE:  # a tile on the diagonal is symmetric
+    if IS_SQUARE:  # also a tile on the diagonal is symmetric, bit by bit
         tl.store(out + here, result, inside)
         if i != j:
             tl.store(out + there, tl.trans(result), tl.trans(inside))
-    elif i == j:  # it is not quite: one half is used. Stores with this mask are narrow.
+    elif i == j:  # A B^T is symmetric up to rounding: store one half twice, by narrow stores
         half = inside & (r[:, None] >= c[None, :])
         tl.store(out + here, result, half)
         tl.store(out + there, tl.trans(result), tl.trans(half))
@@ -68,7 +70,7 @@ def product(
     A: Tensor, B: Tensor | None = None, C: Tensor | None = None, alpha: float = 1, beta: float = 1,
     diagonal: float = 0,
 ) -> Tensor:  # fmt: skip
-    """See `sodaopt.backends.products.Symmetric`.
+    """A product as described in `sodaopt.backends.products.Symmetric`.
 
     All matrices are contiguous and begin at a multiple of 16 bytes, as new tensors do.
     """

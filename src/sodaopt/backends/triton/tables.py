@@ -3,12 +3,20 @@
 A kernel of a step reads two tensors: a table with a row for each parameter (or for each of its
 matrices), and the numbers of this step. So a launch has the same arguments at each step.
 
-    row        addresses of p, m, v, z0 and g, the number of elements (elementwise) or the distance
-               of two rows in memory, the index of the first element and the key's prefix for
-               rounding bits, the width factor and a constant z0 as float64 bits, and whether the
-               long side is stored first
-    numbers    alpha, alpha_bar, lam, gamma, rate, eps, k, the factor of the gradients, and whether
-               to skip the step. All are float64.
+    row        0-4  addresses of p, m, v, z0 and g
+               5    the number of elements (elementwise), or the distance of two rows in memory
+               6    the index of the first element in the whole parameter
+               7    the prefix of the rounding key
+               8    the width factor, as float64 bits
+               9    a z0 that is one number, as float64 bits
+               10   whether the long side of a matrix is stored first
+    numbers    0-2  alpha, alpha_bar, lam
+               3-5  gamma, rate, eps
+               6    k
+               7    the factor of the gradients
+               8    whether to skip the step
+
+The numbers are float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,8 +43,8 @@ class Table:
     """The rows of one launch.
 
     owners: the index of the parameter that each row belongs to.
-    offsets: the numbers of each row. The addresses of its parameter are added to the first five.
-    is_aligned: wide loads may be used: all addresses and distances are multiples of 16.
+    offsets: the rows without addresses. `fill` adds the parameter's addresses to the first five.
+    is_aligned: whether wide loads may be used: all addresses and distances are multiples of 16.
     """
 
     rows: Tensor
@@ -59,9 +67,10 @@ class Launch:
 
     constants: dtypes are torch's. Names that the kernel does not have are ignored.
 
-    is_aligned, an argument of a call, is the constant ALIGNED. From the second call with its value
-    on, the compiled kernel is launched directly, because Triton's look-up takes longer than the
-    launch. So all calls with one value pass arguments of the same types and alignment.
+    A call sets the constant ALIGNED to `is_aligned`. The first call with each value compiles the
+    kernel. Later calls launch the compiled kernel directly, because Triton's look-up takes longer
+    than the launch. So calls with the same value must pass arguments of the same types and
+    alignment.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class Launch:
 
 @triton.jit
 def number(numbers, n: tl.constexpr):
+    """Number n of the step."""
     return tl.load(numbers + n).to(tl.float32)
 
 
@@ -136,24 +146,24 @@ def chunk(
 def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **constants: Any) -> None:
     """Run a kernel with one program for each chunk of each tensor.
 
-    rows: for each tensor two addresses, its number of elements, and other 64-bit numbers that the
-    kernel reads. Loads are wide if the first three are multiples of 16.
+    rows: a row for each tensor: two addresses, the number of elements, and other 64-bit numbers
+    that the kernel reads. Loads are wide if the first three are multiples of 16.
     written: the tensors that the kernel writes to, all on one device.
     """
     device = written[0].device
     with torch.cuda.device_of(written[0]):  # type: ignore[no-untyped-call]
         for is_aligned in (True, False):  # wide loads, or narrow ones
-            its = tuple(row for row in rows if ((row[0] | row[1] | row[2]) % 16 == 0) == is_aligned)
-            if its:
-                programs = chunks(tuple(row[2] for row in its), device)
-                columns = _on_device(device, _columns, its)
+            some = tuple(r for r in rows if ((r[0] | r[1] | r[2]) % 16 == 0) == is_aligned)
+            if some:
+                programs = chunks(tuple(row[2] for row in some), device)
+                columns = _on_device(device, _columns, some)
                 options = constants | {"ALIGNED": is_aligned, "CHUNK": CHUNK}
                 kernel[(len(programs),)](programs, columns, *args, **options)
     torch.autograd.graph.increment_version(written)
 
 
 def chunks(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """For each program: the tensor's number and the chunk's number in it."""
+    """For each program: the index of its row, and the index of its chunk in the tensor."""
     return _on_device(device, _chunks, sizes)
 
 
@@ -175,7 +185,7 @@ def _columns(rows: Rows) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    """The low 64 bits as a signed number."""
+    """The low 64 bits of a number as a signed number."""
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -183,9 +193,9 @@ def _signed(value: int) -> int:
 
 
 def uploaded(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device. The host does not wait, because the copy starts in pinned memory.
+    """Copy a tensor to the device. The host does not wait, because it copies from pinned memory.
 
-    A captured graph copies it again at each replay, so both tensors are kept alive.
+    A captured graph repeats the copy at each replay, so both tensors are kept alive.
     """
     if device.type != "cuda":  # Triton's interpreter
         return host
@@ -202,9 +212,11 @@ def is_capturing(device: torch.device) -> bool:
 
 
 _CAPTURED: list[tuple[Tensor, Tensor]] = []
+"""The tensors that captured graphs copy."""
 
 
 def _on_device(device: torch.device, make: Callable[[Any], Tensor], key: Any) -> Tensor:
+    """Return make(key) on the device, from a cache unless a graph is captured."""
     if is_capturing(device):
         return uploaded(make(key), device)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
