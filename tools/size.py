@@ -31,7 +31,7 @@ LATER = {
         "parallel/exchange.py",
         "parallel/stages.py",
         "parallel/agree.py",
-        "parallel/layout.py: boxes Grid Param Job Piece Plan deal located is_in_order Balance"
+        "parallel/layout.py: boxes Grid Kind Param Job Piece Plan deal located is_in_order Balance"
         " _piece _flops _jobs _within _size",
         "core/together.py",
         "core/validation.py: check_comm_dtype",

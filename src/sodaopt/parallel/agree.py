@@ -1,13 +1,13 @@
 """Collective decisions: ranks that would wait for each other for ever raise the same error.
 
-Before a step in which shards travel, all ranks of a mesh (or of the process group) compare a hash.
-It is a hash of the settings of the groups, the order and the shapes of their parameters, and the
-step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over gloo.
-It does not wait for the device. If the hashes differ, or if a rank failed to prepare its step, the
-ranks exchange descriptions, and every rank raises the first difference. After the step they compare
-once more, in case a computation failed on one rank.
+Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash. It
+has the learning rates, and the step of each parameter that has a gradient. At the first step it
+also has the settings of the groups, and the order and the shapes of their parameters. The
+comparison is an all-reduce of 16 bytes over gloo, which does not wait for the device. If the hashes
+differ, or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank
+raises the first difference. After the step they compare once more whether a computation failed.
 
-An all-reduce of gloo sends messages round all its ranks, one after the other. So many ranks form a
+An all-reduce of gloo sends messages from rank to rank, all around the group. So many ranks form a
 grid, with at most `FEW` ranks along each axis if their number has such factors, and compare along
 one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4 ranks.
 """
@@ -21,14 +21,14 @@ from typing import Any, TypeAlias
 import torch
 
 FEW = 8
-"""The most ranks of a reduction, if their number has such a factor."""
+"""The most ranks of one reduction, if the number of ranks has factors as small as this."""
 
 Entry: TypeAlias = tuple[int, str | None, list[str]]
-"""A rank, the error with which it failed, and its description."""
+"""A rank, the text of the error with which it failed, and the lines that describe its step."""
 
 
 def partners(key: Any) -> Any:
-    """The ranks that share parameters with this one: a mesh or a process group."""
+    """The mesh or the process group of a `Sharing.key`."""
     return key[0] if isinstance(key, tuple) else key
 
 
@@ -39,10 +39,12 @@ def agree(
     failure: Exception | None,
     doing: str,
 ) -> None:
-    """Raise on every rank unless all have the same summary and none failed.
+    """Raise on every rank unless all ranks have the same summary and none failed.
 
     ranks: a mesh or a process group.
-    describe: returns one line for each fact that must be the same.
+    summary: an object with a repr that must be the same on all ranks.
+    describe: returns a line for each fact that must be the same. It is called if ranks differ.
+    failure: the error with which this rank failed, or None.
     doing: the verb for an error: a rank could not "prepare" the step.
     """
     import torch.distributed as dist
@@ -50,7 +52,7 @@ def agree(
     groups = _host_groups(ranks, dist.group.WORLD)
     text = repr((summary, failure))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-    both = torch.tensor([number, -number])
+    both = torch.tensor([number, -number])  # the least number, and minus the largest
     try:
         for group in groups:
             dist.all_reduce(both, dist.ReduceOp.MIN, group)
@@ -61,23 +63,23 @@ def agree(
         for group in groups:
             theirs: list[Any] = [None] * group.size()
             dist.all_gather_object(theirs, found, group)
-            found = _telling([entry for entries in theirs for entry in entries])
+            found = _first_difference([entry for entries in theirs for entry in entries])
     except RuntimeError as e:
         raise RuntimeError(
             "some ranks did not call step() within the time-out of the process group: they "
             "stopped, or skipped a step that the other ranks took"
         ) from e
-    raise RuntimeError(_difference(found, doing)) from failure
+    raise RuntimeError(_message(found, doing)) from failure
 
 
-def _telling(found: list[Entry]) -> list[Entry]:
-    """The entry of the first rank that failed, or of the first rank and the first that differs."""
+def _first_difference(found: list[Entry]) -> list[Entry]:
+    """The first rank that failed, or the first rank and the first one that differs from it."""
     found = sorted(found, key=lambda entry: entry[0])
     failed = [entry for entry in found if entry[1] is not None]
     return failed[:1] or found[:1] + [entry for entry in found if entry[2] != found[0][2]][:1]
 
 
-def _difference(found: list[Entry], doing: str) -> str:
+def _message(found: list[Entry], doing: str) -> str:
     (first, failure, ours), *others = found
     if failure is not None:
         return f"rank {first} could not {doing} the step: {failure}"
@@ -88,7 +90,7 @@ def _difference(found: list[Entry], doing: str) -> str:
                     f"the ranks disagree: rank {first} has {a}, but rank {other} has {b}. They "
                     "need the same parameters, settings and gradients (a gradient may be zero)"
                 )
-    return "the ranks disagree, but describe their steps alike"
+    return "internal error: the ranks disagree, but the descriptions of their steps are equal"
 
 
 @lru_cache(maxsize=16)
@@ -112,7 +114,7 @@ def _small_groups(group: Any) -> list[Any]:
         return [group]
     at = (ranks == dist.get_rank()).view(sizes).nonzero()[0].tolist()
     lines = [ranks.view(sizes).movedim(d, 0)[:, *at[:d], *at[d + 1 :]] for d in range(len(sizes))]
-    # a new group needs only its members, if all of them are in the same number of groups
+    # creating a group needs its members only, if all of them are in the same number of groups
     return [
         dist.new_group(line.tolist(), _timeout(group), "gloo", use_local_synchronization=True)
         for line in lines
@@ -120,7 +122,7 @@ def _small_groups(group: Any) -> list[Any]:
 
 
 def _factors(n: int) -> list[int]:
-    """Factors of n of at most FEW, and a last one without divisors that are so small."""
+    """Factors of n of at most FEW each. The last one is larger if it has no such factor."""
     found = []
     while n > 1:
         found.append(next((f for f in range(FEW, 1, -1) if n % f == 0), n))

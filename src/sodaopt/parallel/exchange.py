@@ -1,8 +1,9 @@
 """Maps that need whole matrices or whole rows, on parameters that several ranks share.
 
-Each matrix is computed on one rank, its owner. `layout.py` decides which, and `stages.py` sends the
-matrices to their owners and the results back.
-`Shards.sum` adds numbers over shards in one reduction. The lengths of rows and columns need it.
+`Sharing` says which ranks share a parameter. Each of its matrices is computed on one rank, its
+owner. `layout.py` decides which one, and `stages.py` sends the matrices to their owners and the
+results back. `Shards.sum` adds numbers over shards in one reduction, which the lengths of rows and
+columns need.
 """
 
 import math
@@ -19,7 +20,7 @@ from sodaopt.parallel.layout import Grid, Param, Placement, Plan, boxes, deal
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 WHOLE = Placement((), (), ())
-"""No mesh cuts a plain parameter."""
+"""The placement of a plain parameter, which no mesh cuts."""
 
 
 class Sharing:
@@ -42,17 +43,20 @@ class Sharing:
         self.failure: Exception | None = None
 
     def key(self, p: Any) -> Any:
-        """Parameters with the same key share a grid of ranks. None: p is not shared."""
+        """Return a key of the ranks that share p, and of its replicas among them.
+
+        None: p is not shared. Parameters with the same key share one `Grid`.
+        """
         if is_sharded(p):
             return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
         return self.process_group
 
 
 class Shards:
-    """This rank's shards of parameters with one key.
+    """This rank's shards of parameters with one key (`Sharing.key`).
 
     shapes: the shapes of the whole parameters.
-    results: this rank's shards of the mapped tensors, when they have arrived.
+    results: this rank's shards of the mapped tensors, after they have arrived.
     """
 
     results: list[Tensor] | None = None
@@ -78,7 +82,7 @@ class Shards:
     def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Plan]:
         """Deal the matrices to ranks, and cut the parameters into rounds.
 
-        numbers: parameters with different numbers are in different rounds.
+        numbers: a number for each parameter. Different numbers are in different rounds.
         tensors: `Geometry.exchanged` of each parameter.
         """
         params = zip(numbers, map(tuple, self.shapes), self.cuts, tensors, strict=True)
@@ -87,7 +91,7 @@ class Shards:
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
         """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
 
-        A sum keeps its dimensions, with length 1. Nothing travels if no sum crosses shards.
+        The summed dimensions have length 1. Nothing travels if no mesh dimension cuts a summed one.
         """
         import torch.distributed as dist
 
@@ -110,7 +114,7 @@ class Shards:
         return [mine.to(part) for mine, part in zip(own, parts, strict=True)]
 
     def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
-        """This rank's slice of a parameter's sums."""
+        """This rank's slice of the sums of parameter j."""
         box = boxes(tuple(self.shapes[j]), self.cuts[j])[self.grid.s]
         return tuple(
             slice(0, 1) if d in summed else slice(axis.start, axis.stop)
@@ -118,8 +122,11 @@ class Shards:
         )
 
     def over_rms(self, ds: list[Tensor], frames: Sequence[Any]) -> list[Tensor]:
-        """Divide each matrix by its root mean square. No entry is then larger than the root of
-        the number of entries, so fp16, which ends at 65504, can hold a matrix with 4e9 entries."""
+        """Divide each matrix by its root mean square.
+
+        An entry is then at most the root of the number of entries. fp16, whose largest number is
+        65504, can therefore hold a matrix with 4e9 entries.
+        """
         dims = [f.dims for f in frames]
         norm = partial(torch.linalg.vector_norm, keepdim=True, dtype=torch.float64)
         squares = [norm(d, dim=n).square() for d, n in zip(ds, dims, strict=True)]
@@ -130,7 +137,7 @@ class Shards:
 
 
 def _device(p: Any) -> torch.device:
-    """Where the mesh of a DTensor communicates. Its shards may be offloaded to the host."""
+    """The device on which the mesh of p communicates. p may be offloaded to the host."""
     kind: str = p.device_mesh.device_type
     return p.to_local().device if p.device.type == kind else torch.device(kind)
 
@@ -151,7 +158,10 @@ def _size_and_rank(group: Any) -> tuple[int, int]:
 
 
 def _group(mesh: Any, dims: list[int]) -> Any:
-    """The ranks that differ from this one along these dimensions of the mesh, or None if alone."""
+    """The group of the ranks whose coordinates differ from this one's in these dimensions only.
+
+    None: this rank is the only one.
+    """
     import torch.distributed as dist
 
     dims = [d for d in dims if mesh.shape[d] > 1]
@@ -165,5 +175,5 @@ def _group(mesh: Any, dims: list[int]) -> Any:
         return mesh.get_group(dims[0])
     if ranks == list(range(dist.get_world_size())):
         return dist.group.WORLD
-    # torch names the group by the number of groups that a rank is in: it must be the same
+    # torch names a group by the number of groups that a rank is in, so all ranks must be in as many
     return dist.new_group(ranks, use_local_synchronization=True)

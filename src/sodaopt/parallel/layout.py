@@ -7,15 +7,14 @@ and each shard has R replicas:
     HSDP                                R replicas of S shards
     DDP                                 S = 1
 
-Every matrix has one owner, which computes it once for all ranks. A matrix goes to the rank with the
-least work so far, the largest matrices of a method first. So a rank has at most the mean work plus
-one matrix. If each shard of a parameter has whole matrices (experts sharded over experts), a matrix
-is owned by a rank that has it, and does not travel to its owner. Such matrices may be dealt
-unevenly.
+Every matrix has one owner, which computes it once for all ranks. The matrices of a method are dealt
+one by one, the largest first, each to the rank with the least work so far. So a rank has at most
+the mean work plus one matrix. If each shard of a parameter has whole matrices (experts sharded over
+experts), each matrix stays on a rank that holds it. The work of such matrices may be uneven.
 
 The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
-so have the matrices that it computes. If one matrix or one parameter's shard is larger, its size is
-the limit.
+so have the matrices that it computes. If one matrix or one parameter's shard is larger, the limit
+is its size.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -60,7 +59,7 @@ class Placement(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def boxes(shape: Shape, placement: Placement) -> tuple[Box, ...]:
-    """The slice of each of the S shards."""
+    """The slice of each of the S shards, in the order of their ranks."""
     mesh = zip(placement.mesh, placement.cuts, strict=True)
     axes = [range(n if cut is not None else 1) for n, cut in mesh]
     return tuple(placement.box(shape, at) for at in product(*axes))
@@ -75,10 +74,22 @@ class Grid(NamedTuple):
     s: int
 
 
+class Kind(NamedTuple):
+    """Parameters of one kind may be in one round.
+
+    number: see `Param`.
+    has_jobs, travels: there are matrices to compute, and they travel to their owners.
+    """
+
+    number: int
+    has_jobs: bool
+    travels: bool
+
+
 class Param(NamedTuple):
     """A parameter that ranks share.
 
-    number: parameters with different numbers are in different rounds.
+    number: a number, such as its bucket's. Parameters of different numbers are in different rounds.
     shape, placement: the whole shape, and how the mesh cuts it.
     tensors: the shape and the frame (see `geometry.views`) of each tensor whose matrices are
     mapped. The mesh cuts them like the parameter.
@@ -105,18 +116,17 @@ class Param(NamedTuple):
         return max((job.size for job in self.jobs), default=0)
 
     @property
-    def kind(self) -> tuple[int, bool, bool]:
-        """Parameters of one kind may be in one round. All of them or none have matrices, and all
-        of them or none travel."""
-        return self.number, bool(self.jobs), any(job.holder is None for job in self.jobs)
+    def kind(self) -> Kind:
+        return Kind(self.number, bool(self.jobs), any(job.holder is None for job in self.jobs))
 
 
 class Job(NamedTuple):
-    """The matrices that a rank computes at once: one of each tensor of a parameter.
+    """The matrices that one call maps: one of each tensor of a parameter.
 
-    boxes: their slices of the tensors.
-    size, flops: their elements, and the work up to a factor.
-    holder: the shard that holds them whole, or None if they travel.
+    boxes: the slice of each tensor.
+    size: the number of elements of the matrices.
+    flops: the work, up to a factor.
+    holder: the shard that holds the matrices whole, or None if they travel.
     """
 
     boxes: tuple[Box, ...]
@@ -126,8 +136,10 @@ class Job(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A slice of one of several tensors, by its index.
+    """A slice of one of several tensors.
 
+    tensor: the index of the tensor.
+    at, size: the slice, and its number of elements.
     shard: the shard that the slice goes to or comes from.
     """
 
@@ -141,11 +153,12 @@ class Piece(NamedTuple):
 class Plan:
     """A round: parameters whose matrices travel and are computed together.
 
-    limit: the most elements that a rank may hold, and may compute, unless one matrix has more.
-    capacity: the same, with one matrix included.
+    limit: the most elements that a rank holds, and that it computes, unless the round is large.
+    capacity: the limit that `fits` checks, which is larger if a single matrix needs more.
     params: the indices of the parameters.
-    shard, owned: the elements of the largest shard, and of the matrices that a rank r * S + s owns.
-    work: the work of each rank r * S + s that has some.
+    shard: the most elements that a rank holds.
+    owned: the elements of the matrices that each rank r * S + s computes.
+    work: the flops of each rank r * S + s.
     largest: the elements of the largest job.
     frames, shapes: the frame of each tensor, and the shape of this rank's shard of it.
     held: held[r] are the pieces of this rank's shards that replica r computes, sorted by the shard
@@ -155,7 +168,7 @@ class Plan:
     """
 
     grid: Grid
-    kind: tuple[int, bool, bool]
+    kind: Kind
     limit: int
     capacity: int
     largest: int
@@ -170,7 +183,7 @@ class Plan:
     made_of: list[Piece] = field(default_factory=list)
 
     def fits(self, p: Param, owners: list[int]) -> bool:
-        """Whether the round has room for this parameter."""
+        """Whether this parameter can be added without exceeding `capacity`."""
         added = Counter[int]()
         for owner, job in zip(owners, p.jobs, strict=True):
             added[owner] += job.size
@@ -178,7 +191,7 @@ class Plan:
         return p.kind == self.kind and most <= self.capacity
 
     def add(self, j: int, p: Param, owners: list[int]) -> None:
-        """Add a parameter, whose jobs have these owners."""
+        """Add the parameter with index j. owners: the rank that computes each of its jobs."""
         _, S, r, s = self.grid
         tensors, first = [boxes(shape, p.placement) for shape, _ in p.tensors], len(self.frames)
         self.params.append(j)
@@ -209,8 +222,8 @@ class Plan:
 
     @property
     def travels(self) -> bool:
-        """Whether shards hold parts of this replica's matrices, which travel to their owners."""
-        return self.kind[2] and any(owner // self.grid.S == self.grid.r for owner in self.work)
+        """Whether this replica's matrices travel between its shards and the owners."""
+        return self.kind.travels and any(owner // self.grid.S == self.grid.r for owner in self.work)
 
     @property
     def is_large(self) -> bool:
@@ -219,9 +232,11 @@ class Plan:
 
     @property
     def is_even(self) -> bool:
-        """Whether an all-gather among the replicas, which pads all parts to the longest, moves
-        less than twice the elements. Else each replica broadcasts its part. A large round has no
-        memory for padding."""
+        """Whether one all-gather sends the results to the other replicas, and not broadcasts.
+
+        An all-gather pads all parts to the longest. It must not double the elements. A large round
+        has no memory for padding.
+        """
         padded = max(self.parts) * len(self.parts)
         return padded == sum(self.parts) if self.is_large else padded < 2 * sum(self.parts)
 
@@ -230,7 +245,7 @@ class Plan:
 def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
     """Deal the matrices of all parameters to ranks, and cut the parameters into rounds.
 
-    limit: the elements of a rank in a round.
+    limit: the most elements of a rank in a round.
     """
     balance, found = Balance(grid), list[Plan]()
 
@@ -250,7 +265,7 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
 
 
 def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Piece]]]:
-    """The pieces of each of n tensors, with the row that packs them and their index in the row."""
+    """The pieces of each of n tensors, each as (row, its first element in that row, piece)."""
     found: list[list[tuple[int, int, Piece]]] = [[] for _ in range(n)]
     for r, row in enumerate(rows):
         begin = 0
@@ -261,7 +276,7 @@ def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Pi
 
 
 def is_in_order(pieces: list[tuple[int, int, Piece]], shape: Sequence[int]) -> bool:
-    """Whether a tensor's located pieces are packed as the tensor itself lies in memory."""
+    """Whether a tensor's located pieces are packed in one row, in the tensor's own order."""
     if sum(p.size for *_, p in pieces) != math.prod(shape) or not pieces or not shape:
         return False
     (row, first, _), inner = pieces[0], math.prod(shape[1:])
@@ -269,7 +284,7 @@ def is_in_order(pieces: list[tuple[int, int, Piece]], shape: Sequence[int]) -> b
 
 
 class Balance:
-    """The work of each rank r * S + s. A heap for all ranks and one for each s find the least."""
+    """The work of each rank r * S + s. A heap of all ranks and one for each s find the least."""
 
     def __init__(self, grid: Grid) -> None:
         self.work = [0] * (grid.R * grid.S)
@@ -278,9 +293,9 @@ class Balance:
         self.heaps |= {s: ranks[s :: grid.S] for s in range(grid.S)}
 
     def add(self, flops: int, s: int | None) -> int:
-        """Assign work to the least busy rank (of shard s, unless s is None). Return that rank."""
+        """Add work to the least busy of all ranks, or of those with shard s. Return this rank."""
         heap = self.heaps[s]
-        while heap[0][0] != self.work[heap[0][1]]:  # this rank has got work through another heap
+        while heap[0][0] != self.work[heap[0][1]]:  # the rank was given work by another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
         owner = heap[0][1]
         self.work[owner] += flops
@@ -296,28 +311,31 @@ def _piece(index: int, a: Box, b: Box, inside: Box, shard: int) -> Iterator[Piec
 
 
 def _flops(o: int, i: int) -> int:
-    """The products of an o x i polar factor, up to a factor."""
+    """The work of the products of an o x i polar factor, up to a factor."""
     short, long = sorted((o, i))
     return short * short * (2 * long + short)
 
 
 @lru_cache(maxsize=1024)
 def _jobs(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Job]:
-    """The jobs of a parameter. They stay with their shards if each of them is whole on one shard,
-    and no shard is empty. The rank of an empty shard would have no work."""
+    """The jobs of a parameter.
+
+    Matrices do not travel if each is whole on one shard and no shard is empty. The rank of an empty
+    shard would have no work.
+    """
     shards = list(zip(*(boxes(shape, placement) for shape, _ in tensors), strict=True))
     slices = list(zip(*(f.boxes(shape) for shape, f in tensors), strict=True))
-    holders = [next((s for s, of in enumerate(shards) if _within(m, of)), None) for m in slices]
-    stays = None not in holders and all(_size(box) for of in shards for box in of)
+    holders = [next((s for s, held in enumerate(shards) if _within(m, held)), None) for m in slices]
+    stays = None not in holders and all(_size(box) for held in shards for box in held)
     flops = sum(_flops(f.o, f.i * f.taps) for _, f in tensors)
     return [
-        Job(of, sum(map(_size, of)), flops, holder if stays else None)
-        for of, holder in zip(slices, holders, strict=True)
+        Job(m, sum(map(_size, m)), flops, holder if stays else None)
+        for m, holder in zip(slices, holders, strict=True)
     ]
 
 
 def _within(inner: Sequence[Box], outer: Sequence[Box]) -> bool:
-    """Whether each box of a job is part of a shard's box."""
+    """Whether each inner box is part of the outer box with the same index."""
     return all(
         b.start <= a.start and a.stop <= b.stop
         for x, y in zip(inner, outer, strict=True)

@@ -1,8 +1,8 @@
 """DTensors: this rank's shard of a tensor, and the place of the shard in the whole tensor.
 
-The template works on each rank's shard, which is exact for elementwise maps. `exchange.py` is for
-maps that need whole matrices or whole rows. A Newton-Schulz iteration on a shard alone would give
-a wrong result and no error.
+The template works on each rank's shard, which is exact for elementwise maps. Maps that need whole
+matrices or whole rows use `exchange.py`. A Newton-Schulz iteration on a shard alone would return a
+wrong result without an error.
 """
 
 import math
@@ -36,7 +36,7 @@ def is_placed_like(t: Any, p: Any) -> bool:
 
 
 def local_like(t: Any, p: Any) -> Tensor:
-    """This rank's shard of t (a gradient), placed like the parameter p."""
+    """This rank's shard of t (a gradient), redistributed to the placements of the parameter p."""
     if is_sharded(t) and not is_placed_like(t, p):
         t = t.redistribute(p.device_mesh, p.placements)
     return local(t)
@@ -51,7 +51,7 @@ def swap(a: Tensor, b: Tensor) -> None:
 
 
 def like(t: Tensor, p: Any) -> Tensor:
-    """The DTensor whose shard on this rank is t, placed like p. It is t itself if p is plain."""
+    """Return the DTensor, placed like p, whose shard on this rank is t. If p is plain, it is t."""
     if not is_sharded(p):
         return t
     shape, stride = p.shape, p.stride()
@@ -62,8 +62,8 @@ def like(t: Tensor, p: Any) -> Tensor:
 def refill(t: Any, part: Tensor) -> None:
     """Replace the memory of this rank's shard of t.
 
-    torch has no public way to do it for a DTensor. If `_local_tensor` goes, make a new DTensor with
-    `from_local`, and the copies in wrappers/low_precision.py become new objects at each step.
+    torch has no public way to do this for a DTensor. If `_local_tensor` goes, make a new DTensor by
+    `from_local`. The copies in wrappers/low_precision.py are then new objects at each step.
     """
     if is_sharded(t):
         t._local_tensor = part
@@ -72,7 +72,7 @@ def refill(t: Any, part: Tensor) -> None:
 
 
 def place(t: Tensor, p: Any) -> Tensor:
-    """Return a whole tensor that every rank has, placed like p. If p is plain, it is t itself."""
+    """Return t, which every rank has whole, as a DTensor placed like p. If p is plain, return t."""
     if not is_sharded(p) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor
@@ -88,7 +88,7 @@ def part(t: Tensor, p: Any) -> Tensor:
 
 
 def total(t: Tensor, p: Any) -> Tensor:
-    """Sum t over the ranks that have different shards of p. Every one of them must call it."""
+    """Sum t over the ranks that have different shards of p. All of these ranks must call it."""
     if is_sharded(p):
         import torch.distributed as dist
 
@@ -100,7 +100,7 @@ def total(t: Tensor, p: Any) -> Tensor:
 
 
 def element_indices(p: Any, begin: int, stop: int) -> range | Tensor:
-    """The indices of this rank's elements begin..stop-1, as a range if they are contiguous."""
+    """The indices in p of elements begin..stop-1 of this rank's shard, as a range if contiguous."""
     if not is_sharded(p) or not p.ndim:
         return range(begin, stop)
     axes = box(p)
@@ -126,9 +126,11 @@ def box(p: Any) -> Box:
 
 @lru_cache(maxsize=1024)
 def _placement(mesh: tuple[int, ...], placements: tuple[Any, ...], ndim: int) -> Placement:
-    """FSDP on top of tensor parallelism makes torch's private placement `_StridedShard`. Its
-    dimension of the mesh cuts last, after those that follow it. split_factor is the number of parts
-    that these have made.
+    """The `Placement` of torch's placements.
+
+    FSDP on top of tensor parallelism yields torch's private `_StridedShard`. A mesh dimension with
+    this placement cuts the parameter last, after the mesh dimensions that follow it. Its
+    split_factor is the number of parts that these dimensions make.
     """
     cuts = tuple(None if q.is_replicate() else getattr(q, "dim", ndim) % ndim for q in placements)
     for d, q in enumerate(placements):

@@ -6,11 +6,14 @@
                                                                   or broadcasts if few have work
     finish   each rank steps its shards with the results
 
-The first three start a collective, and the next stage waits for it. Each round is one stage
+A round is some parameters whose matrices travel together. `layout.py` cuts the parameters into
+rounds, and decides which rank owns which matrix.
+
+The first three stages start a collective, and the next stage waits for it. Each round is one stage
 behind the one before it. So on a GPU one round is computed while the next one travels to its
-owners and the one before it back. Rounds larger than `ROUND` do not overlap, because they need
-much memory, and their products take longer than the exchange. Such a round also waits for its
-results before it goes on, which frees the tensor that was sent.
+owners, and the results of the previous one travel back. Rounds larger than `ROUND` do not overlap,
+because they need much memory, and their products take longer than the exchange. Such a round also
+waits for its results at once, which frees the tensor that was sent.
 
 If a round has fewer matrices than there are ranks, some replicas have no work in it. They compute
 the next rounds before this one is spread. Until then, each rank holds only its own results.
@@ -35,22 +38,22 @@ if TYPE_CHECKING:
     from sodaopt.parallel.exchange import Shards
 
 BUCKET = 1 << 27
-"""The elements of all rounds under way on a rank. A step needs no more temporary memory than this
-and the largest matrix. A matrix with more elements takes the place of the bucket. So does a rank's
-share of a stack of matrices, twice: as it is sent and as it is received. m_bar of this share is a
-third one."""
+"""The most elements of all rounds under way on a rank. The temporary memory of a step is at most
+this and the largest matrix. A matrix with more than BUCKET elements counts instead of BUCKET. So
+does a rank's share of a stack of matrices, twice: as it is sent, and as it is received. It counts a
+third time if alpha_bar is not 0, because m_bar of the share is a new tensor."""
 
 ROUND = BUCKET // 8
-"""The most elements of a round on a rank, because rounds that overlap have up to eight times as
-many in memory. A round that is sent has its shards and its matrices. A computed one has matrices,
-their batch and the results. One that returns has results at the owner and at the shards. m_bar of
-one is the eighth."""
+"""The most elements of a round on a rank. Rounds that overlap have up to eight times as many in
+memory: the shards and the matrices of a round that is sent, then the matrices, their batch and the
+results of a round that is computed, then the results at the owner and at the shards of a round that
+returns, and m_bar of one round."""
 
 ALIGNED = 16
-"""The elements after which a copy begins in a tensor of several copies: 64 bytes in fp32."""
+"""Copies of tensors in one tensor begin at multiples of this many elements: 64 bytes in fp32."""
 
 STREAMS: dict[torch.device, Any] = {}
-"""The stream of each device for the products of replicas."""
+"""The stream of each device for the matrix products of a rank that has replicas."""
 
 
 def schedule(plans: Sequence[Plan]) -> Iterator[tuple[str, int]]:
@@ -60,7 +63,7 @@ def schedule(plans: Sequence[Plan]) -> Iterator[tuple[str, int]]:
 
 
 def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Finish rounds before the next one is sent, as far as that one needs their memory."""
+    """Finish a round before the next one is sent, if that one needs its memory."""
     computed, most = list[int](), max((plans[j].largest for j in indices), default=0)
     for j in [*indices, None]:
         for old in _oldest(plans, computed, j, most):
@@ -73,7 +76,7 @@ def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str
 
 
 def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Send each round before the one before it is computed, and finish those before them."""
+    """Send each round before the previous one is computed, and finish earlier ones after it."""
     computed, spread = list[int](), list[int]()
     most = max((plans[j].largest for j in indices), default=0)
     for sent, j in zip([*indices, None, None], [None, *indices, None], strict=True):
@@ -95,14 +98,14 @@ def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[st
 def _oldest(plans: Sequence[Plan], computed: list[int], j: int | None, most: int) -> Iterator[int]:
     """Remove and yield the oldest computed rounds, until no rank owns more than `most` elements.
 
-    j: the round that is computed next. None: none is, and all rounds are removed.
+    j: the round that is computed next. None: it was the last one, and all rounds are removed.
     """
     while computed and (j is None or _owned(plans, [*computed, j]) > most):
         yield computed.pop(0)
 
 
 def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
-    """The most elements that a rank owns of some rounds."""
+    """The most elements that one rank owns in these rounds together."""
     owned = Counter[int]()
     for j in indices:
         owned.update(plans[j].owned)
@@ -113,10 +116,12 @@ def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
 class Exchange:
     """The exchange of one round's matrices.
 
-    map: maps a list of whole matrices to new tensors.
-    tensors: returns this rank's shards of all tensors. Temporary ones are not kept between stages.
+    map: a function from a list of whole matrices to new tensors, `Geometry.mapped`.
+    tensors: a function that returns this rank's shards of all tensors. It is called when they are
+    needed, so that temporary tensors do not live between stages.
     dtype: the dtype of the tensors. They may travel in another one.
-    arriving: waits for the collective under way, and returns the tensors that it fills.
+    arriving: a function that waits for the collective under way, and returns the tensors that it
+    fills.
     """
 
     shards: Shards
@@ -127,7 +132,7 @@ class Exchange:
     arriving: Callable[[], Any] = lambda: None
 
     def send(self) -> None:
-        """Start to send the pieces of the matrices to their owners, unless these have them."""
+        """Start to send the pieces of the matrices to their owners, unless the owners have them."""
         if self.plan.travels:
             self._all_to_all(self._packed(self._own, self._sent()), self._own, self.plan.made_of)
 
@@ -141,7 +146,7 @@ class Exchange:
             self.arriving = lambda: self._waited(works, packed, packed)
             if self.plan.travels:
                 self._all_to_all(packed, self.plan.made_of, self._own)
-        if self.plan.is_large and self.plan.travels:  # frees the tensor that was sent
+        if self.plan.is_large and self.plan.travels:  # wait: this frees the tensor that was sent
             results = self._arrived()
             self.arriving = lambda: results
 
@@ -156,22 +161,24 @@ class Exchange:
             self._broadcast(part, self.plan.parts)
 
     def finish(self) -> None:
-        """Set this rank's shards of the mapped tensors, if there are any."""
+        """Set the results: this rank's shards of the mapped tensors, or None if there are none."""
         home = local(self.shards.params[0]).device
         parts = [part.to(home, self.dtype) for part in self._arrived()]
         self.shards.results = _unpacked(parts, self.plan.held, self.plan.shapes) or None
 
     @property
     def _own(self) -> list[Piece]:
-        """The pieces of this rank's shards that its replica computes."""
+        """The pieces of this rank's shards that ranks of its own replica compute."""
         return self.plan.held[self.plan.grid.r]
 
     @property
     def _travels_in(self) -> torch.dtype:
+        """The dtype in which the tensors travel. Several tensors of a parameter keep their own."""
         several = len(self.plan.frames) > len(self.plan.params)
         return self.dtype if several else self.shards.sharing.dtype or self.dtype
 
     def _sent(self) -> list[Tensor]:
+        """The tensors to send, scaled if they travel in fp16."""
         tensors = self.tensors()
         if self._travels_in == torch.float16:
             return self.shards.over_rms(tensors, self.plan.frames)
@@ -192,8 +199,11 @@ class Exchange:
         return [tensors[p.tensor][p.at].to(self.shards.device) for p in self._own]
 
     def _mapped(self, X: list[Tensor]) -> list[Tensor]:
-        """Return the results. If the map raises, return zeros, because the other ranks wait for
-        results. All ranks raise the error at the end of the step."""
+        """Return the results of the matrices X.
+
+        If the map raises an error, return zeros, because the other ranks wait for results. All
+        ranks raise the error at the end of the step.
+        """
         plan, sharing = self.plan, self.shards.sharing
         frames = [plan.frames[n].one() for n, _ in plan.mine]
         try:
@@ -208,8 +218,10 @@ class Exchange:
             return [torch.zeros_like(x) for x in X]
 
     def _packed(self, pieces: list[Piece], tensors: Sequence[Tensor]) -> Tensor:
-        """The pieces one after the other, on the device of the ranks' mesh. If they are a whole
-        tensor, it is not copied."""
+        """Return the pieces one after the other, on the device of the mesh, as one flat tensor.
+
+        If the pieces are a single whole tensor, it is not copied.
+        """
         device = self.shards.device
         if len(tensors) == 1 and is_in_order(located([pieces], 1)[0], tensors[0].shape):
             return tensors[0].reshape(-1).to(device, self._travels_in)
@@ -222,7 +234,7 @@ class Exchange:
     # -- collectives --------------------------------------------------------------------------
 
     def _all_to_all(self, packed: Tensor, sent: list[Piece], received: list[Piece]) -> None:
-        """Start to send packed pieces to each shard, and to receive theirs."""
+        """Start to send each shard its packed pieces, and to receive the others' pieces."""
         import torch.distributed as dist
 
         to, from_ = self._sizes(sent), self._sizes(received)
@@ -250,7 +262,7 @@ class Exchange:
         self.arriving = lambda: self._waited([work], result, padded).view(len(sizes), -1).unbind()
 
     def _broadcast(self, part: Tensor, sizes: list[int]) -> None:
-        """The same without padding, for parts of different lengths."""
+        """Start to send this replica's results to the others without padding, one by one."""
         import torch.distributed as dist
 
         r, group = self.shards.grid.r, self.shards.replica_group
@@ -263,7 +275,10 @@ class Exchange:
         self.arriving = lambda: [self._waited(works, t, t) for t in parts]
 
     def _waited(self, works: Sequence[Any], result: Tensor, sent: Tensor) -> Tensor:
-        """Wait for collectives, or for the products. The memory of `sent` lives until then."""
+        """Wait for collectives or for products, then return the result.
+
+        sent: the tensor that is sent. This call keeps its memory until then.
+        """
         try:
             with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
                 for work in works:
@@ -281,8 +296,11 @@ class Exchange:
 
 
 def _products_stream(device: torch.device) -> Any:
-    """Return the stream for the products of replicas, which waits for the current stream. On the
-    current stream, the results of other replicas would wait for the products of this rank."""
+    """Return a stream for the products of a rank that has replicas.
+
+    It waits for the current stream. If products ran on the current stream, the results of other
+    replicas would wait for them.
+    """
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     STREAMS[device].wait_stream(torch.cuda.current_stream(device))
@@ -292,13 +310,16 @@ def _products_stream(device: torch.device) -> Any:
 def _unpacked(
     packed: Sequence[Tensor], rows: Sequence[list[Piece]], shapes: Sequence[Sequence[int]]
 ) -> list[Tensor]:
-    """Tensors of these shapes. packed[r] has the pieces of rows[r] in their order. A tensor that is
-    packed as it lies in memory is a view."""
+    """Return tensors of these shapes from their packed pieces.
+
+    packed[r] has the pieces of rows[r] in their order. If the pieces of a tensor are packed in the
+    tensor's own order, it is a view of them.
+    """
     found, targets, sources = [], list[Tensor](), list[Tensor]()
     places = list(zip(located(rows, len(shapes)), shapes, strict=True))
     copied = [math.prod(shape) for pieces, shape in places if not is_in_order(pieces, shape)]
-    # together, so that matrices of one shape are a batch, and aligned like tensors of their own,
-    # because the rounding of products depends on it
+    # Copies share one tensor, so that matrices of one shape are a batch. Each is aligned like a
+    # tensor of its own, because the rounding of products depends on it.
     copied = [-(-n // ALIGNED) * ALIGNED for n in copied]
     copies = iter(torch.split(packed[0].new_empty(sum(copied)), copied) if copied else ())
     for pieces, shape in places:
