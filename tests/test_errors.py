@@ -65,17 +65,17 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "weight decay in a group": (
         build(lambda: [{"params": network(), "weight_decay": 0.1}]),
         ValueError,
-        r"group 0 carries weight_decay=0.1.*zoo.adamw\(weight_decay=0.1\)",
+        r"group 0 has weight_decay=0.1.*zoo.adamw\(weight_decay=0.1\)",
     ),
     "zero decay on a decaying row": (
         build(lambda: [{"params": network(), "weight_decay": 0}], method=zoo.adamw()),
         ValueError,
-        "carries weight_decay=0",
+        "has weight_decay=0",
     ),
     "betas in a group": (
         build(lambda: [{"params": network()}, {"params": network(), "betas": (0.9, 0.99)}]),
         ValueError,
-        r"group 1 carries betas=\(0.9, 0.99\)",
+        r"group 1 has betas=\(0.9, 0.99\)",
     ),
     "spectral on a vector": (
         build(named, method=zoo.muon()),

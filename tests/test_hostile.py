@@ -80,14 +80,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = (
         ]
     }
     | {
-        f"{name} reads another model": (name, saved(name, (3, 4), (5,)), "for another model")
+        f"{name} reads another model": (name, saved(name, (3, 4), (5,)), "model that wrote it")
         for name in MAKERS
     }
     | {
         f"{name} reads AdamW of another model": (
             name,
             saved("AdamW", (3, 4), (5,)),
-            "exp_avg of shape 3x4.*for another model",
+            "exp_avg of shape 3x4.*of the model that wrote it",
         )
         for name in ("SODAWrapper", "GPA")
     }
@@ -116,7 +116,7 @@ def test_settings_of_the_method_are_compared() -> None:
     old = one.state_dict()
     for group in old["param_groups"]:
         del group["settings"]
-    with pytest.warns(UserWarning, match="does not say its method's settings"):
+    with pytest.warns(UserWarning, match="has no settings of its method"):
         one.load_state_dict(old)
     other = SODA(params(), 0.01, zoo.adam())
     other.load_state_dict(one.state_dict())  # saved again, it has them

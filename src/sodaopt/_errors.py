@@ -30,8 +30,8 @@ def check_shape(name: str, shape: Iterable[int], wanted: Iterable[int]) -> None:
     """Raise if a loaded tensor has another shape than this optimizer's own."""
     if tuple(shape) != tuple(wanted):
         raise ValueError(
-            f"the state to load has {name} of shape {times(shape)}, and here it is "
-            f"{times(wanted)}: it was written for another model"
+            f"the state to load has {name} of shape {times(shape)}, but this optimizer has "
+            f"{times(wanted)}: load the state into an optimizer of the model that wrote it"
         )
 
 

@@ -1,8 +1,8 @@
-"""A step as one operator of torch, which torch.compile calls and does not look into.
+"""A step as one operator of torch, which torch.compile calls and does not trace.
 
-A traced step would freeze the addresses in the kernels' tables. The graph passes to the operator
-everything that a compiled function may change before the step: parameters, gradients and learning
-rates. It is for `capturable=True` alone, because the host reads k and lr otherwise.
+A traced step would freeze the addresses in the kernels' tables. The compiled function passes
+everything to the operator that it may change before the step: parameters, gradients and learning
+rates. The operator needs `capturable=True`, because otherwise the host reads k and lr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
 
 KNOWN: WeakValueDictionary[int, SODA] = WeakValueDictionary()
-"""All optimizers by their id, because an operator takes tensors and numbers only."""
+"""All living optimizers by their id, because an operator takes tensors and numbers only."""
 
 
 @torch.library.custom_op(
@@ -30,10 +30,10 @@ KNOWN: WeakValueDictionary[int, SODA] = WeakValueDictionary()
 def step(
     params: Sequence[Tensor], grads: Sequence[Tensor | None], lrs: Sequence[Tensor], optimizer: int
 ) -> None:
-    """Step these tensors in place of the optimizer's own.
+    """Step these tensors instead of the optimizer's own.
 
     params, grads: the values and gradients of all parameters, in the order of the groups.
-    torch.compile may pass copies. A gradient may not be in p.grad yet.
+    torch.compile may pass copies, or a gradient that is not in p.grad yet.
     lrs: the learning rate of each group.
     optimizer: its key in KNOWN.
     """

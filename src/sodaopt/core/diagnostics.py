@@ -20,7 +20,7 @@ from sodaopt.anchors import Source, value
 from sodaopt.parallel import sharded
 
 SUMS = ("weight", "distance", "step", "pull", "gradient", "update", "product")
-"""Squared lengths, and the scalar product of update and pull."""
+"""The sums of a step: squared lengths, and "product", the scalar product of update and pull."""
 Labels: TypeAlias = "Literal['group', 'parameter'] | Mapping[Tensor, str]"
 
 
@@ -35,8 +35,9 @@ class Pull(NamedTuple):
 class Measured:
     """Sums of some parameters, still on the device, with the numbers that the host knows.
 
-    sums: of each parameter, in the order of SUMS. If no step was measured, only the first two.
-    params: of each parameter, its elements, lr, and lam. lam is None without a pull.
+    sums: the sums of each parameter, in the order of SUMS. If no step was measured, they are only
+    the first two.
+    params: (number of elements, lr, lam) of each parameter. lam is None without a pull.
     """
 
     sums: list[Tensor] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Measured:
     def numbers(self, total: Sequence[float]) -> dict[str, float]:
         """Return the diagnostics. lr is a mean over the parameters, lam over those with a pull.
 
-        total: the values of `self.total()` on the host
+        total: the values of `self.total()` on the host.
         """
         found = dict(zip(SUMS, total, strict=False))
         length = {name: math.sqrt(x) for name, x in found.items() if name != "product"}
@@ -58,7 +59,7 @@ class Measured:
         lr, lam = _mean([(lr, n) for n, lr, _ in self.params]), _mean(pulled)
         row = {"lr": lr, "lam": lam, "as_weight_decay": ratio(lam, lr)} | length
         if not pulled:
-            row["distance"] = math.nan  # there is no z0
+            row["distance"] = math.nan  # without a pull, z0 does not exist
         if "step" in found:
             row["share"] = ratio(length["pull"], length["step"])
             row |= self._of_update(found, length)
@@ -88,7 +89,10 @@ def ratio(a: float, b: float) -> float:
 
 
 def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
-    """Return the sums of a step of this rank's shard, which was x before it."""
+    """Return the sums of a step of p, from the third on, over this rank's shard.
+
+    x: the shard before the step.
+    """
     x = x.float()
     step = sharded.local(p).detach().float() - x
     pulled = (value(pull.z0, x) - x) * pull.lam
@@ -117,7 +121,7 @@ class Watched(Optimizer):
     _sums: Mapping[Tensor, Tensor] = MappingProxyType({})
 
     def _pulls(self) -> dict[Tensor, Pull]:
-        """Return the pull of the coming step by parameter. Others are not pulled."""
+        """Return the pull of the coming step by parameter, for those that are pulled."""
         return {}
 
     def _counters(self, group: dict[str, Any]) -> dict[str, float]:
@@ -131,8 +135,8 @@ class Watched(Optimizer):
             self.register_step_post_hook(self._measure)
         self._is_watched, self._before, self._sums = on, {}, {}
 
-    # A wrapper and its base share their hooks, and torch passes the one that steps. The hooks
-    # measure the watched one, so they ignore the argument.
+    # A wrapper and its base share their hooks, and torch passes them the optimizer that steps. It
+    # may be the base, so the hooks ignore the argument and measure `self`.
 
     @torch.no_grad()
     def _keep_weights(self, *_: Any) -> None:
@@ -157,15 +161,16 @@ class Watched(Optimizer):
         as_weight_decay: the weight decay that would pull as hard, lam/lr.
         weight, distance: ||x|| and ||x - z0||, which is nan without a z0.
 
-        After `watch()`, also of the last step, which is 0 without a gradient:
+        After `watch()`, also numbers of the last step, which are 0 without a gradient:
 
-        gradient, update, pull, step: their lengths. The step is the sum of update and pull.
+        gradient, update, pull, step: the lengths of these vectors. step is update + pull.
         update_rms: root mean square of the update.
         share: length of the pull over that of the step.
         angle: between pull and update, in degrees. Above 90, the pull works against the update.
 
-        by: "group" gives a list, "parameter" a dict by name, and a mapping of parameters to labels
-        a dict by label, such as `{row.parameter: row.role for row in plan(model).rows}`
+        by: "group" returns a list, and "parameter" a dict by name. A mapping of parameters to
+        labels, such as `{row.parameter: row.role for row in plan(model).rows}`, returns a dict by
+        label.
         """
         if by == "group":
             indices = {p: j for j, group in enumerate(self.param_groups) for p in group["params"]}
@@ -197,7 +202,7 @@ def measured(opt: Watched, labels: Mapping[Tensor, Any]) -> dict[Any, Measured]:
 
 
 def _names(groups: Sequence[dict[str, Any]]) -> dict[Tensor, str]:
-    """Return the names of the parameters, or the positions of the group and in the group."""
+    """Return the name of each parameter, or "group.position" without names."""
     found: dict[Tensor, str] = {}
     for j, group in enumerate(groups):
         names = group.get("param_names") or [f"{j}.{n}" for n in range(len(group["params"]))]

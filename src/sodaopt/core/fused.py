@@ -1,11 +1,11 @@
 """Steps of a bucket by Triton kernels on a GPU.
 
-A geometry names its kernel (`Geometry.kernel`). "polar" is two passes before the products and one
-after them. The other kernels take the whole step in one pass.
+A geometry names its kernel (`Geometry.kernel`). "polar" is two passes before the matrix products of
+the Newton-Schulz iteration, and one after them. The other kernels take the whole step in one pass.
 
 A step is planned once: tables tell the kernels where the tensors of each parameter are. At each
-step the addresses are read again, and the tables are written again if one has changed. The numbers
-of the step (coefficients, k) are one small tensor on the device.
+step the host reads the addresses of these tensors, and writes the tables again if one of them has
+changed. The numbers of the step (coefficients, k) are one small tensor on the device.
 """
 
 import math
@@ -26,10 +26,10 @@ from sodaopt.parallel import sharded
 WORKSPACE = 28 << 20
 SHARE = 1 / 6
 """The matrices of one shape are multiplied in parts. The temporary memory of a part is at most that
-of WORKSPACE elements of the parameters. If SHARE of the bucket's elements is more, that is the
-limit."""
+of WORKSPACE elements of the parameters, or of SHARE times all elements of the bucket if that is
+more."""
 Run: TypeAlias = Callable[[Tensor], None]
-"""Runs the kernels of a table, given the numbers of a step."""
+"""A function that runs the kernels of a table, given the numbers of a step."""
 
 
 def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
@@ -50,7 +50,7 @@ def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
 
 
 def _tensors(p: Tensor, state: State, z0: Source | None) -> list[Any]:
-    """This rank's p, m, v, z0 and g in the order of a row, or None for those that do not exist."""
+    """This rank's p, m, v, z0 and g, in the order of a row of a table. A missing one is None."""
     z = z0 if isinstance(z0, Tensor) else None
     every = p, state.get("m"), state.get("v"), z, p.grad
     return [None if t is None else sharded.local(t) for t in every]
@@ -60,8 +60,10 @@ class Fused:
     """One step of a bucket by kernels.
 
     layout: a function of the bucket and the index of a parameter in it. It returns a key, and the
-    arguments of `_row` for each of the parameter's rows. Rows with the same key share a table.
-    planned: a function of the bucket, a table, its constants and its key, which returns a `Run`.
+    arguments (n, size, is_turned) of `_row` for each row of the parameter. Rows with the same key
+    and the same constants share a table.
+    planned: a function of the bucket, a table, its constants and the members of its key. It returns
+    a `Run`.
     written: the tensors that the kernels write to.
     pointers: functions that return the addresses of all p, then of all m, v and z0.
     """
@@ -76,12 +78,12 @@ class Fused:
         self.pointers = _pointers([*p, *m, *v, *z])
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
         for j, tensors in enumerate(every):
-            key, its = layout(b, j)
+            key, places = layout(b, j)
             key = key, _constants(b, tensors, b.z0[j])
-            rows.setdefault(key, []).extend((j, _row(b, j, tensors, *one)) for one in its)
+            rows.setdefault(key, []).extend((j, _row(b, j, tensors, *place)) for place in places)
         self.tables, self.runs = list[Any](), list[Run]()
-        for (key, constants), its in rows.items():
-            self.tables.append(Table(*zip(*its, strict=True)))
+        for (key, constants), members in rows.items():
+            self.tables.append(Table(*zip(*members, strict=True)))
             self.runs.append(planned(b, self.tables[-1], dict(constants), *key))
 
     def __call__(self, b: Bucket) -> None:
@@ -101,7 +103,7 @@ class Fused:
         torch.autograd.graph.increment_version(self.written)
 
     def _are_filled(self, addresses: list[int], b: Bucket) -> bool:
-        """Whether the tables have these addresses. A graph fills them when it is replayed."""
+        """Whether the tables have these addresses. A captured graph fills them at each replay."""
         from sodaopt.backends.triton.tables import is_capturing
 
         if not is_capturing(self.device):
@@ -125,27 +127,27 @@ class Fused:
 
 
 def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
-    """Functions that return the addresses of tensors, or 0. The tensors are looked up once."""
+    """Functions that return the addresses of tensors, or 0 for None."""
     return [(lambda: 0) if t is None else t.data_ptr for t in tensors]
 
 
 def _numbers(b: Bucket) -> list[schedules.Number]:
-    """The numbers of this step, as `backends.triton.tables` lists them."""
+    """The numbers of this step, in the order that `backends.triton.tables` lists."""
     factor, rate, eps = b.method.geometry.kernel_numbers(b.k, b.lr)
     gamma = b.method._step_size(b.c) * factor
     factor_of_g, skip = _scaled(-1.0 if b.group["maximize"] else 1.0, b)
-    return [*b.c[:3], gamma, rate, eps, b.k, factor_of_g, skip]
+    return [b.c.alpha, b.c.alpha_bar, b.c.lam, gamma, rate, eps, b.k, factor_of_g, skip]
 
 
 def _scaled(factor_of_g: schedules.Number, b: Bucket) -> tuple[schedules.Number, schedules.Number]:
-    """The factor of the gradients and whether to skip the step, with those of GradScaler."""
+    """The factor of the gradients, divided by GradScaler's scale, and whether to skip the step."""
     if b.grad_scale is not None:
         factor_of_g = factor_of_g / b.grad_scale.reshape(())
     return factor_of_g, 0.0 if b.found_inf is None else b.found_inf.reshape(())
 
 
 def _copy_tensors(values: list[schedules.Number], numbers: Tensor) -> None:
-    """Copy the values that are on the device. The host does not read them."""
+    """Copy the values that are tensors on the device, without reading them on the host."""
     if on_device := {n: v for n, v in enumerate(values) if isinstance(v, Tensor)}:
         torch._foreach_copy_([numbers[n] for n in on_device], list(on_device.values()))
 
@@ -153,7 +155,12 @@ def _copy_tensors(values: list[schedules.Number], numbers: Tensor) -> None:
 def _row(
     b: Bucket, j: int, tensors: list[Any], n: int, size: int, is_turned: int
 ) -> tuple[int, ...]:
-    """A row of a table, without addresses, for the elements of parameter j from n on."""
+    """A row of a table for the elements of parameter j from n on, with offsets for addresses.
+
+    tensors: its p, m, v, z0 and g, or None.
+    size: the number of elements, or the distance of two rows of a matrix in memory.
+    is_turned: whether the long side of a matrix is stored first.
+    """
     start, prefix = 0, 0
     if tensors[0].dtype in rounding.HALVES:
         start = rounding.first_element(b.params[j]) or 0
@@ -190,7 +197,7 @@ def elementwise(b: Bucket) -> Fused:
 
 
 def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
-    """Sizes that are not a multiple of 16 have a table of their own, with narrow loads."""
+    """One row for a parameter. Sizes that 16 does not divide have a table with narrow loads."""
     size = sharded.local(b.params[j]).numel()
     return (size % 16 == 0,), [(0, size, 0)]
 
@@ -209,7 +216,7 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
     return run
 
 
-# -- polar factors: two passes before the products, and one after them -----------------------------
+# -- polar factors: two passes before the matrix products, and one after them ----------------------
 
 
 def polar(b: Bucket) -> Fused:
@@ -240,10 +247,10 @@ def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: 
 
 
 def _matrices(b: Bucket, j: int) -> tuple[Any, Any]:
-    """The short and the long side of the matrices of a parameter, and where they are in memory.
+    """The short and the long side of the matrices of a parameter, and one row for each matrix.
 
-    If no product follows, the elements may be read as a matrix of another shape, with rows of at
-    most 64. Tiles are 64 wide.
+    Without products the shape of the matrices does not matter. Contiguous ones are then read in
+    rows of at most 64 elements, because tiles are 64 wide.
     """
     norm: Any = b.method.geometry.norm  # type: ignore[attr-defined]
     starts, rows, columns, pitch = norm.view(b.shapes[j]).stored(b.shapes[j])

@@ -31,7 +31,7 @@ class Coefs(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """The slots of the template. Use `dataclasses.replace` to vary one.
+    """An optimizer, as the slots of the template. Use `dataclasses.replace` to vary one.
 
         m     <- (1 - alpha) m + alpha g              dual averaging
         m_bar  = (1 - alpha_bar) m + alpha_bar g      optimism
@@ -39,7 +39,7 @@ class Method:
         x     <- (1 - lam) x + lam z                  primal averaging
         y     <- (1 - lam_bar) x + lam_bar z          where the next gradient is taken
 
-    geometry: the map from m_bar and gamma to u, see `sodaopt.geometry`.
+    geometry: the map from m_bar and gamma to u, with its regulariser psi. See `sodaopt.geometry`.
     alpha, alpha_bar, lam, lam_bar: in [0, 1], each a number or a function of (k, lr).
     gamma: the step size, at least 0, a number or a function of (k, lr).
     centre: "origin" (decoupled weight decay), "init" (the initial weights: SODA) or "last" (the
@@ -109,9 +109,9 @@ class Method:
     def _coefs(self) -> list[Coef]:
         return [getattr(self, slot) for slot in Coefs._fields]
 
-    # The rest is for the package: it follows from the slots, and how a step is computed decides it.
-    # First, which tensors are stored between steps. If nothing is averaged (lam = 1) or
-    # extrapolated (lam_bar = 0), x equals y. If lam or lam_bar is 1, z equals y.
+    # The properties below follow from the slots, and are for the package. The first three say which
+    # tensors are stored between steps. x equals y if nothing is averaged (lam = 1) or extrapolated
+    # (lam_bar = 0). z equals y if lam or lam_bar is 1.
 
     @cached_property
     def _keeps_m(self) -> bool:
@@ -132,21 +132,21 @@ class Method:
 
     @cached_property
     def _is_one_sum(self) -> bool:
-        """Whether the step is one sum: y <- (1-lam) y + lam centre + lam u, or + u."""
+        """Whether the step is y <- (1-lam) y + lam centre + lam u, or + u if `full_step`."""
         return not (self._keeps_x or self._keeps_z)
 
     @cached_property
     def _adds_plain_u(self) -> bool:
-        """Whether the step is one sum to which u is added as it is."""
+        """Whether this sum adds u without a factor: gamma has the factor lam, or `full_step`."""
         return self.full_step or (self._is_one_sum and self.geometry.homogeneous)
 
     def _step_size(self, c: Coefs) -> Number:
-        """lam * gamma if u is scaled by lam and both fold into one number, else gamma."""
+        """The gamma of the map: lam * gamma if it is homogeneous and u is multiplied by lam."""
         return c.lam * c.gamma if self._adds_plain_u and not self.full_step else c.gamma
 
     @cached_property
     def _kernel(self) -> str | None:
-        """The fused kernel of the geometry, if the step is one sum."""
+        """The kernel of the geometry, if the step is one sum."""
         return self.geometry.kernel if self._is_one_sum else None
 
     def __repr__(self) -> str:
@@ -157,7 +157,11 @@ class Method:
 
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:
-    """Raise if a coefficient is out of range. at: k and lr, if it is a function of them."""
+    """Raise if a coefficient is out of range.
+
+    name: the method's name.
+    at: k and lr, if the coefficient is a function of them.
+    """
     if type(c) in (int, float) and 0 <= c <= 1:  # nearly always, at each step
         return
     try:
@@ -236,7 +240,10 @@ def decayed(method: Method, weight_decay: float) -> Method:
 
 
 def check_plain(method: Method, who: str) -> Method:
-    """Return the method if its step is y <- y + u, else raise: `who` adds its own centre or x."""
+    """Return the method if its step is y <- y + u, else raise.
+
+    who: the function that adds a centre or an average to the method.
+    """
     if not isinstance(method, Method):
         raise TypeError(f"{who} takes a Method such as zoo.adam(), got {method!r}")
     if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):

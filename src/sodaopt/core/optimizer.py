@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """An implementation of a bucket's step.
 
     wants: whether it can step this bucket.
-    plan: returns the function that takes this step, and later ones of the same tensors.
+    plan: returns the function that takes this step, and later steps of the same tensors.
     """
 
     name: str
@@ -43,11 +43,12 @@ STEPS = (  # the first that wants a bucket runs it
 
 
 def runs_kernels(p: Tensor) -> bool:
+    """Whether the Triton kernels run on the device of p. A CPU step asks nothing about GPUs."""
     return p.is_cuda and backends.usable(p.device)
 
 
 def full_precision(b: Bucket) -> AbstractContextManager[Any]:
-    """Inside an autocast region the matrix products would run in 16 bits."""
+    """Return a context without autocast, which would run the matrix products in 16 bits."""
     device = b.params[0].device.type
     return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
@@ -68,16 +69,16 @@ class SODA(StatefulOptimizer):
     lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     maximize: ascend instead of descend.
-    capturable: keep k and the coefficients on the device, so that a CUDA graph may capture step()
-    after a first step outside the graph, and torch.compile makes it one operator. lr is then a
-    tensor that a schedule changes in place. Every parameter needs a kernel, and GradScaler skips
-    steps without waiting for the device.
-    seed: selects the rounding bits.
+    capturable: keep k and the coefficients on the device. A CUDA graph may then capture step(),
+    after a first step outside the graph. torch.compile makes it one operator, and GradScaler skips
+    steps without waiting for the device. lr is a tensor that a schedule changes in place, and every
+    parameter needs a kernel.
+    seed: selects the random bits of stochastic rounding.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
     share the work of spectral maps. None: every rank computes all. DTensors use their mesh.
-    comm_dtype: torch.float16 or torch.bfloat16 halves the bytes that matrices take between ranks.
-    fp16 is more exact.
+    comm_dtype: the dtype in which matrices travel between ranks. None is fp32, or float64 for
+    parameters in float64. torch.float16 and torch.bfloat16 halve the bytes, and fp16 is more exact.
     """
 
     _sharing = Sharing()  # for copies, which cannot hold a process group
@@ -141,7 +142,7 @@ class SODA(StatefulOptimizer):
         if torch.compiler.is_compiling() and self.capturable:
             params = [p for group in self.param_groups for p in group["params"]]
             lrs = [group["lr"] for group in self.param_groups]
-            # an operator takes no DTensors, and would not see a number that the function sets
+            # an operator takes no DTensors. It would not see an lr that is a number and is changed.
             if all(type(p) in backends.PLAIN for p in params) and all(
                 isinstance(lr, Tensor) for lr in lrs
             ):
@@ -168,9 +169,10 @@ class SODA(StatefulOptimizer):
     # -- buckets ------------------------------------------------------------------------------
 
     def _repeated(self, make: Callable[[], Iterable[Bucket]]) -> Iterator[Bucket]:
-        """Yield the buckets of the last step if all that decides them is the same, else make them.
+        """Yield the buckets of the last step if their signature is the same, else make them.
 
-        They are kept once all have been stepped: after a step that fails, the next one makes them.
+        Buckets are kept only after all of them have been stepped. So after a step that failed, the
+        next step makes them again.
         """
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] == self._signature():
@@ -191,8 +193,9 @@ class SODA(StatefulOptimizer):
     def _signature(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.
 
-        Step counts are relative to the first, so that the result is the same at the next step.
-        None: they must be sorted anew, because ranks share them or one has not been stepped yet.
+        Step counts are relative to the first one, so that the signature is the same at the next
+        step. None: the parameters must be sorted again, because ranks share them, or because one of
+        them has not been stepped yet.
         """
         if self._sharing.process_group is not None:
             return None
@@ -203,7 +206,7 @@ class SODA(StatefulOptimizer):
             for p in group["params"]:
                 g: Any = p.grad
                 s: Any = state.get(p)
-                if g is None or p.numel() == 0:  # it is not stepped
+                if g is None or p.numel() == 0:  # p is not stepped
                     found.append(None)
                     continue
                 # if capturable, the host does not know the count, and only loading changes it
@@ -218,7 +221,7 @@ class SODA(StatefulOptimizer):
         return found
 
     def _buckets(self) -> list[Bucket]:
-        """Group the parameters that have a gradient, so that a bucket shares all operations."""
+        """Sort the parameters that have a gradient into buckets, each stepped by one call."""
         members: dict[Any, list[Any]] = {}
         indices = count()
         for n, group in enumerate(self.param_groups):
@@ -241,26 +244,30 @@ class SODA(StatefulOptimizer):
                 counts = tuple(float(s[name]) for name in ("step", *method.memory))
                 key = n, sharded.is_sharded(p), ranks, kernel, p.dtype, p.device, counts
                 members.setdefault(key, []).append((p, s, j, z0))
-        return [self._bucket(its, *key[:4]) for key, its in members.items()]
+        return [self._bucket(found, *key[:4]) for key, found in members.items()]
 
     def _bucket(
         self, members: list[Any], n: int, is_sharded: bool, ranks: Any, kernel: str | None
     ) -> Bucket:
-        """Make a bucket of parameters of group n, and prepare its step."""
+        """Make a bucket of parameters of group n, and prepare its step.
+
+        members: (parameter, state, index, z0) of each parameter.
+        """
         params, states, indices, z0 = map(list, zip(*members, strict=True))
         if is_sharded:
             states = [{name: sharded.local(t) for name, t in s.items()} for s in states]
         group = self.param_groups[n]
         b = Bucket(
-            [p.shape for p in params], [], 0, 0.0, states, group, self.methods[group["method"]],
-            params, indices, z0, is_sharded, ranks, kernel,
+            shapes=[p.shape for p in params], g=[], k=0, lr=0.0, state=states, group=group,
+            method=self.methods[group["method"]], params=params, indices=indices, z0=z0,
+            is_sharded=is_sharded, ranks=ranks, kernel=kernel,
         )  # fmt: skip
         b.run = next(step for step in STEPS if step.wants(b)).plan(b)
         self._prepare(b)
         return b
 
     def _catch_up(self, group: dict[str, Any], method: Method) -> None:
-        """Give parameters that had no gradient for some steps the k and the memory of the group."""
+        """Set k and the memory to the group's for parameters that had no gradient at some steps."""
         states = [s for p in group["params"] if (s := self.state.get(p))]
         leader = max(states, key=lambda s: float(s["step"]), default=None)
         for p in group["params"]:
@@ -273,7 +280,7 @@ class SODA(StatefulOptimizer):
     def _kernel(
         self, name: str | None, p: Tensor, s: State, z0: anchors.Source | None
     ) -> str | None:
-        """Return the kernel's name if it can step p, or None for plain operations."""
+        """Return the name of the kernel if it can step p, or None for plain operations."""
         if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
             return name
         if self.capturable:
@@ -310,7 +317,7 @@ class SODA(StatefulOptimizer):
                 s[name].fill_(value)
 
     def _pulls(self) -> dict[Tensor, Pull]:
-        """Return the pull of the coming step, of methods that pull and step in one sum."""
+        """Return the pull of the coming step by parameter, for methods whose step is one sum."""
         found = {}
         for group in self.param_groups:
             method = self.methods[group["method"]]
@@ -325,6 +332,7 @@ class SODA(StatefulOptimizer):
 
 
 def _uncount(b: Bucket, one: Tensor, found_inf: Tensor) -> None:
-    """Subtract a step that the kernels skipped from `one`, and keep the memory before it."""
+    """If the kernels skipped the step, set `one` to 0 and the bucket's memory back. Both are on the
+    device, so the host does not know."""
     one -= found_inf.reshape(())
     b.memory = {n: b.state[0][n].lerp(v, one) for n, v in b.memory.items()}

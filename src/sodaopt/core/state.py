@@ -46,7 +46,7 @@ class StatefulOptimizer(Watched):
                 group[name] = self.defaults[name]
             if group[name] is None:
                 raise ValueError(
-                    f"{where} has no {name}: SODA(params, lr, method), or {name!r} in the group"
+                    f"{where} has no {name}: give SODA a {name} for all groups, or one to the group"
                 )
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         group["method"] = self._register(group["method"])
@@ -106,8 +106,10 @@ class StatefulOptimizer(Watched):
         return s | {n: torch.tensor(v, **numbers) for n, v in memory}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
-        """The state of p. Until its first step it is made again from the parameter as it is now:
-        weights may be loaded, moved or replaced by sharded ones after the constructor."""
+        """Return the state of p. Until its first step, make it again from p as it is now.
+
+        Weights may be loaded, moved or replaced by sharded ones after the constructor.
+        """
         if p not in self.state:
             self._adopt()
         s: State = self.state[p]
@@ -129,7 +131,7 @@ class StatefulOptimizer(Watched):
     # -- saving and loading -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's flat layout: `state` by parameter number and `param_groups`, plain values."""
+        """Return torch's flat layout: `state` by parameter number, and `param_groups`."""
         self._adopt()
         found: dict[str, Any] = super().state_dict()
         params = [p for group in self.param_groups for p in group["params"]]
@@ -170,6 +172,7 @@ class StatefulOptimizer(Watched):
             group["settings"] = repr(self.methods[group["method"]])
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
+        """Raise if the groups to load were stepped by other methods."""
         for j, (ours, theirs) in enumerate(zip(self.param_groups, groups, strict=True)):
             # version 0.1 did not save settings
             saved = {"method": "another optimizer", "settings": ours["settings"]} | theirs
@@ -239,14 +242,18 @@ def _shield(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
 def _warn_of_settings(groups: list[dict[str, Any]]) -> None:
     if not all("settings" in group for group in groups):
         warnings.warn(
-            "the state to load does not say its method's settings (version 0.1 did not save "
-            "them): make sure that they are this optimizer's",
+            "the state to load has no settings of its method (version 0.1 did not save them): "
+            "make sure that they are this optimizer's",
             stacklevel=2,
         )
 
 
 def _cast(name: str, v: Any, ours: Tensor | None, p: Tensor) -> Any:
-    """Copy a loaded value into the dtype and device of this optimizer's own."""
+    """Copy a loaded value of p into the dtype and device of this optimizer's own.
+
+    name: its key in the state.
+    ours: this optimizer's value, or None if it has none.
+    """
     if ours is not None:
         check_shape(name, getattr(v, "shape", ()), ours.shape)
     if not isinstance(v, Tensor):

@@ -1,4 +1,4 @@
-"""The buckets of a step that other ranks take too, after a check that all ranks agree on them."""
+"""The part of a step that ranks take together: they compare their buckets, then step them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 
 def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
-    """Make the buckets of a step. If parameters are shared, all ranks make the same, or all raise.
-    After the step, all ranks raise if a computation failed on one of them."""
+    """Make the buckets of a step, and yield each one when it can be stepped.
+
+    If ranks share parameters, they compare their buckets first, and all raise if they differ. At
+    the end all raise if a computation failed on one of them.
+    """
     shared = _shared(opt)
     if not shared:
         yield from make()
@@ -55,6 +58,7 @@ def agreed(opt: SODA, make: Callable[[], list[Bucket]]) -> Iterator[Bucket]:
 
 
 def _made(make: Callable[[], list[Bucket]]) -> tuple[list[Bucket], Exception | None]:
+    """Return the buckets, and the error if they cannot be made."""
     try:
         return make(), None
     except Exception as e:
@@ -84,29 +88,28 @@ def _cut(sharing: Sharing, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange
     """Cut buckets of one key into smaller ones, each with its exchange."""
     every = [(n, b, j) for n, b in enumerate(buckets) for j in range(len(b.params))]
     tensors = [b.method.geometry.exchanged(tuple(b.shapes[j])) for _, b, j in every]
-    every_shard, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
-    for plan in every_shard.deal([n for n, *_ in every], tensors):
-        b = buckets[plan.kind[0]]
+    all_shards, found = Shards(sharing, [b.params[j] for _, b, j in every]), []
+    for plan in all_shards.deal([n for n, *_ in every], tensors):
+        b, positions = buckets[plan.kind.number], [every[e][2] for e in plan.params]
         names = "params", "shapes", "state", "indices", "z0"
-        own: dict[str, Any] = {n: [getattr(b, n)[every[j][2]] for j in plan.params] for n in names}
+        own: dict[str, Any] = {name: [getattr(b, name)[j] for j in positions] for name in names}
         part, geometry = Shards(sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None
         b = replace(b, run=finish, shards=shards, **own)
-        exchange = Exchange(part, plan, geometry.mapped, partial(_inputs, b), b.dtype)
+        exchange = Exchange(part, plan, geometry.mapped, partial(_tensors, b), b.dtype)
         found.append((b, exchange))
     return found
 
 
-def _inputs(b: Bucket) -> list[Tensor]:
-    """The inputs of a bucket. Copies of its gradients are freed before the exchange."""
+def _tensors(b: Bucket) -> list[Tensor]:
+    """Return the tensors whose matrices travel. Free copies of gradients before they do."""
     tensors = inputs(b)
     b.release()
     return tensors
 
 
 def _shared(opt: SODA) -> dict[Any, list[int]]:
-    """The meshes and process groups that this optimizer communicates with, and the indices of the
-    parameters that do."""
+    """Return the indices of the parameters that ranks share, by their mesh or process group."""
     found: dict[Any, list[int]] = {}
     index = 0
     for group in opt.param_groups:

@@ -16,11 +16,12 @@ from sodaopt.parallel import sharded
 
 @dataclass
 class Bucket(Context):
-    """Parameters that one update moves: they share method, step, dtype, device and layout.
+    """Parameters that share method, step count, dtype, device and layout: one call steps them.
 
     g: the gradients in the dtype of the sums, set by `read`.
-    indices: the index of each parameter in the optimizer. It selects the rounding bits.
-    z0: where the initial weights of each parameter are, or None if the centre is not "init".
+    group: the parameter group.
+    indices: the index of each parameter in the optimizer. It selects the random bits of rounding.
+    z0: the `Source` of each parameter's initial weights, or None if the centre is not "init".
     is_sharded: the parameters are DTensors. Tensors in g, state and z0 are this rank's shards.
     ranks: the ranks that share the work on these parameters, see `Sharing.key`. None: they do not.
     kernel: the geometry's kernel, if it can read all tensors.
@@ -51,7 +52,7 @@ class Bucket(Context):
         return rounding.SUM_DTYPE.get(own, own)
 
     def kept(self, name: str) -> list[Tensor]:
-        """A state tensor of each parameter."""
+        """Return the state tensor with this name of each parameter."""
         return [s[name] for s in self.state]
 
     def gradients(self) -> list[Tensor]:
@@ -61,24 +62,24 @@ class Bucket(Context):
         return [p.grad for p in self.params]  # type: ignore[misc]
 
     def read(self) -> None:
-        """Set g, unless it is set."""
+        """Set g from the gradients, unless it is set."""
         if not self.g:
             self.g = [_cast(g, self.dtype) for g in self.gradients()]
             if self.group["maximize"]:
                 self.g = list(torch._foreach_neg(self.g))
 
     def release(self) -> None:
-        """Free copies in g, unless `read` must communicate to make them again."""
+        """Free the copies in g, unless `read` would have to communicate to make them again."""
         if all(not self.is_sharded or sharded.is_placed_like(p.grad, p) for p in self.params):
             self.g = []
 
     def points(self) -> list[Tensor]:
-        """The parameters in the dtype of the sums: themselves if they have it, else copies."""
+        """Return the parameters in the dtype of the sums, as copies if they have another dtype."""
         shards = [sharded.local(p) for p in self.params] if self.is_sharded else self.params
         return [_cast(p, self.dtype) for p in shards]
 
     def write(self, y: list[Tensor]) -> None:
-        """Round the points into 16-bit parameters. The other points are the parameters."""
+        """Round the points into 16-bit parameters. Other points are the parameters themselves."""
         if self.params[0].dtype != self.dtype:
             rounding.write_(self.params, y, self.indices, self.group["seed"], self.k)
 
@@ -118,12 +119,12 @@ def optimism(b: Bucket) -> list[Tensor]:
 
 
 def inputs(b: Bucket) -> list[Tensor]:
-    """This rank's shards of the tensors whose matrices one rank maps whole."""
+    """Return this rank's shards of the tensors whose matrices are each mapped by one rank."""
     return b.method.geometry.tensors(optimism(b), b)
 
 
 def mirror(b: Bucket) -> list[Tensor]:
-    """u of the geometry, on this rank's shards."""
+    """Return u of the geometry. On sharded parameters these are this rank's shards."""
     geometry = b.method.geometry
     if b.is_sharded:
         check_shardable(geometry)
@@ -132,9 +133,10 @@ def mirror(b: Bucket) -> list[Tensor]:
 
 
 def check_shardable(geometry: Geometry) -> None:
+    """Raise if the map can neither step a shard alone nor exchange shards with other ranks."""
     if not (geometry.elementwise or geometry.exchanges):
         raise NotImplementedError(
-            f"{type(geometry).__name__} needs whole parameters: to use it on sharded ones, set its "
+            f"{type(geometry).__name__} needs whole parameters, and these are sharded: set its "
             "`exchanges`, and describe the matrices that it needs whole by `exchanged`"
         )
 

@@ -1,4 +1,4 @@
-"""The checks that SODA makes at construction. Each error names the cause and the fix."""
+"""The checks of SODA's arguments and groups. Each error names the cause and the fix."""
 
 import inspect
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ from sodaopt.core.method import ROWS, Method
 KNOWN = {
     "params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode",
 }  # fmt: skip
-"""The keys of a group. A key that is close to one of these is a typing error."""
+"""The keys of a group. A key that is similar to one of these is taken for a typing error."""
 
 FOREIGN = {
     "weight_decay", "momentum", "betas", "beta", "beta1", "beta2", "eps", "nesterov", "dampening",
@@ -24,6 +24,7 @@ FOREIGN = {
 
 
 def as_list(params: Any, where: str) -> list[Any]:
+    """Return the parameters of a group as a list."""
     if params is None:
         raise ValueError(f"{where} has no 'params'")
     if isinstance(params, Tensor):
@@ -54,9 +55,10 @@ def check_lr(lr: Any, where: str) -> None:
 
 
 def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
+    """Raise if a key of the group is misspelt, or is a hyperparameter that has no effect there."""
     for key in set(group) - KNOWN - FOREIGN:
         if near := get_close_matches(str(key), [*KNOWN, *FOREIGN], n=1, cutoff=0.8):
-            raise ValueError(f"{where} carries {key!r}; did you mean {near[0]!r}?")
+            raise ValueError(f"{where} has the unknown key {key!r}: did you mean {near[0]!r}?")
     for key in sorted(FOREIGN & set(group)):
         if key == "weight_decay" and group[key] == 0 and method.centre != "origin":
             continue  # frameworks add it to every group, and here it changes nothing
@@ -64,13 +66,16 @@ def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
         takers = [n for n in names if key in inspect.signature(ROWS[n]).parameters]
         example = f", e.g. zoo.{takers[0]}({key}={group[key]!r})" if takers else ""
         raise ValueError(
-            f"{where} carries {key}={group[key]!r}, which would be ignored: it belongs to the "
-            f"method{example}. Remove it from the group."
+            f"{where} has {key}={group[key]!r}, which would be ignored. Remove it from the group, "
+            f"and give it to the method{example}"
         )
 
 
 def check_parameter(name: str, p: Any, method: Method, known: set[Tensor]) -> None:
-    """Raise if the method cannot step p, or if p is one of the known parameters."""
+    """Raise if the method cannot step p, or if p is in the optimizer already.
+
+    known: the parameters in the optimizer.
+    """
     if not isinstance(p, Tensor):
         raise TypeError(f"{name}: expected a tensor, got a {type(p).__name__}")
     label = f"{name} ({times(p.shape)}, {str(p.dtype).removeprefix('torch.')})"
@@ -110,6 +115,7 @@ def check_capturable(method: Method, where: str) -> None:
 
 
 def unreadable(label: str) -> RuntimeError:
+    """The error for a parameter that kernels cannot read, although capturable=True needs them."""
     return RuntimeError(
         f"capturable=True steps by kernels, which cannot read {label}: it must be a contiguous "
         "fp32, bf16 or fp16 tensor on a GPU"
