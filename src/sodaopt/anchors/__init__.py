@@ -1,7 +1,7 @@
 """Where z0, the initial weights, lives: the pull needs them at every step.
 
     clone  a copy in the parameter's dtype
-    bf16   half of that, after rounding the weights to bf16 once
+    bf16   a copy in bf16, after rounding the weights to bf16 once
     cpu    a pinned copy on the host, copied to the device at each step
     auto   one number if all elements are equal, else a clone
     file   a memory-mapped safetensors file, for finetuning: see `FromFile`
@@ -10,7 +10,7 @@
 The first four are exact, and so is a file in the dtype of the parameters.
 
 At a parameter's first step an anchor returns the tensor to keep in the optimizer's state
-(`capture`). At each step it tells where z0 is (`source`), and `pull_` pulls toward it.
+(`capture`). At each step it returns a `Source` of z0 (`source`), and `pull_` pulls toward it.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -47,5 +47,5 @@ def anchor(spec: Any) -> Anchor:
             )
         return ANCHORS[spec]()
     if not isinstance(spec, Anchor):
-        raise TypeError(f"an anchor is a name or an Anchor object such as Seeds, got {spec!r}")
+        raise TypeError(f"anchor must be one of {list(ANCHORS)} or an Anchor object, got {spec!r}")
     return spec

@@ -21,8 +21,8 @@ KINDS = ("constant", "between", "normal", "truncated", "sign")
 class Init:
     """A distribution of initial weights: a kind with two numbers.
 
-    kind: "constant" (a), "between" (uniform on [a, b)), "normal" (mean a, std b), "truncated" (that
-    normal within 2 std, as nn.init.trunc_normal_ with the defaults scaled), or "sign" (+a or -a).
+    kind: "constant" (a), "between" (uniform on [a, b)), "normal" (mean a, std b), "truncated" (this
+    normal cut at 2 std, as a + b nn.init.trunc_normal_ with its defaults), or "sign" (+a or -a).
     a, b: the numbers of the kind.
 
     >>> init.normal(0.0, 0.02) == init.Init("normal", 0.0, 0.02)
@@ -39,11 +39,11 @@ class Init:
 
     @property
     def spread(self) -> float:
-        """The factor of the random number."""
+        """The factor of the random number: b - a for "between", else b."""
         return self.b - self.a if self.kind == "between" else self.b
 
     def make(self, w: Tensor) -> Tensor:
-        """fp32 values from random words."""
+        """Return fp32 values from random words: two words a value for "normal", else one."""
         match self.kind:
             case "constant":
                 return torch.full_like(w, self.a, dtype=torch.float32)
@@ -84,7 +84,7 @@ class Spec:
         return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little")
 
     def values(self, index: range | Tensor, device: torch.device) -> Tensor:
-        """The elements of the flattened parameter with these indices, fp32."""
+        """Return the elements of the flattened parameter with these indices, in fp32."""
         w = 2 if self.init.kind == "normal" else 1  # random words for each element
         key = self.seed & 0xFFFFFFFF, self.seed >> 32 & 0xFFFFFFFF
         if isinstance(index, range):
@@ -102,6 +102,6 @@ class Seeded(NamedTuple):
     p: Tensor
 
     def elements(self, begin: int, stop: int) -> Tensor:
-        """Elements begin..stop-1 of the flattened shard."""
+        """Return elements begin..stop-1 of the flattened shard."""
         index = sharded.element_indices(self.p, begin, stop)
         return self.spec.values(index, sharded.local(self.p).device).to(self.p.dtype)

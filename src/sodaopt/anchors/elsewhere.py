@@ -14,15 +14,15 @@ from sodaopt.parallel import sharded
 
 
 def parameter_of(p: Tensor) -> Tensor:
-    """The parameter that p is an fp32 copy of during a wrapped optimizer's step, or p itself."""
+    """Return p, or the 16-bit parameter if p is its fp32 copy in a wrapped optimizer's step."""
     return getattr(p, "fp32_copy_of", p)
 
 
 class Elsewhere(Anchor):
-    """An anchor that keeps no copy of the weights.
+    """An anchor that keeps no copy of the weights, and finds z0 by the parameter's name.
 
     model: gives the names of the parameters. The optimizer has the same parameters.
-    entries: the description of z0 by the name of the parameter in the model.
+    entries: a tensor or a `Spec` of z0 for each name.
 
     >>> issubclass(anchors.FromFile, anchors.Elsewhere)
     True
@@ -35,7 +35,7 @@ class Elsewhere(Anchor):
         self._names: dict[Tensor, str] = {}  # not by id, which a new tensor may reuse
 
     def name_of(self, p: Tensor) -> str:
-        """The name of a parameter, also after a framework has replaced the parameters."""
+        """Return the name of p in `entries`, also after a framework has replaced the parameters."""
         p = parameter_of(p)
         if p not in self._names:
             self._names = {q: name for name, q in self.model.named_parameters()}
@@ -47,14 +47,14 @@ class Elsewhere(Anchor):
         return self._names[p]
 
     def entry(self, p: Tensor) -> Any:
-        """The description of the z0 of p."""
+        """Return the entry of p."""
         name = self.name_of(p)
         if name not in self.entries:
             raise ValueError(unknown(f"parameter in {type(self).__name__}", name, self.entries))
         return self.entries[name]
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        """Return an empty tensor, which marks that the parameter has been seen."""
+        """Return an empty tensor, so that the state has a z0 as with any anchor."""
         if first and not p.is_meta:
             self.check_weights(parameter_of(p))
         return torch.empty(0, dtype=torch.float32, device=p.device)

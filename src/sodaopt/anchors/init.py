@@ -1,11 +1,11 @@
-"""Fill a model from a seed, so that its initial weights can be made again at each step.
+"""Fill a model from a seed, so that its initial weights need no memory.
 
     seeds = sodaopt.init.seeded_(model, seed=0)
     opt = SODAWrapper(AdamW(model.parameters(), weight_decay=0), anchor=seeds)
 
 `seeded_` fills a model with the distributions of torch's default initialisers. z0 is then made
 again at each step, in registers on a GPU and slice by slice elsewhere. Uniform and sign weights
-have the same bits on every device, normal weights on the same kind of device.
+have the same bits on every device. Normal weights have the same bits on devices of one kind.
 """
 
 import math
@@ -63,7 +63,7 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Init:
 def truncated(mean: float = 0.0, std: float = 1.0) -> Init:
     """mean + std N(0, 1) within [mean - 2 std, mean + 2 std].
 
-    mean, std: of the normal before it is cut, std >= 0.
+    mean, std: the mean and the standard deviation before the cut, std >= 0.
 
     >>> init.truncated(std=0.02).b
     0.02
@@ -94,9 +94,9 @@ NORMS = (
 
 
 def default(module: nn.Module) -> Rules | None:
-    """Return the distributions that torch's reset_parameters would draw from, by parameter name.
+    """Return the distributions that torch's reset_parameters draws from, by parameter name.
 
-    module: a layer. For a type without a known default the result is None.
+    module: a layer. The result is None if the default of its type is not known.
 
     >>> sorted(init.default(nn.Linear(4, 2)))
     ['bias', 'weight']
@@ -116,11 +116,11 @@ def default(module: nn.Module) -> Rules | None:
 
 
 CHECKED = 1 << 18
-"""Elements of each parameter that are compared with their seed."""
+"""The number of elements of each parameter that are compared with the seed."""
 
 
 class Seeds(Elsewhere):
-    """The specs of a model's parameters, as an anchor: z0 is made again at each step.
+    """An anchor that makes z0 again at each step, from a `Spec` of each parameter.
 
     model: the model that was filled from the seed.
     entries: a `Spec` by the name of each parameter.
@@ -131,10 +131,10 @@ class Seeds(Elsewhere):
     """
 
     def check_weights(self, p: Tensor) -> None:
-        """Check the shape and the first elements.
+        """Raise if the shape or the first elements are not those of the seed.
 
-        Otherwise a parameter that was changed after seeding would be pulled to the wrong place
-        without any error.
+        Without this check, a parameter that was changed after `seeded_` would be pulled to other
+        weights than its initial ones, and no error would say so.
         """
         super().check_weights(p)
         spec, shard = self.entry(p), sharded.local(p.detach()).reshape(-1)[:CHECKED]
@@ -152,9 +152,9 @@ class Seeds(Elsewhere):
 def seeded_(
     model: nn.Module, seed: int = 0, rules: Callable[[str, nn.Module], Rules | None] | None = None
 ) -> Seeds:
-    """Fill every parameter of the model from the seed, and return the seeds.
+    """Fill every parameter of the model from the seed, and return the anchor that makes z0 again.
 
-    model: is changed in place.
+    model: the model, which is changed in place.
     seed: the same seed and names of parameters give the same weights.
     rules: a function of a module's name and the module. It returns the distributions of its own
     parameters by name, or None for torch's default of that type. A module without a default needs
@@ -170,7 +170,7 @@ def seeded_(
         if short not in given:
             raise ValueError(
                 f"no initialisation is known for {name} ({times(p.shape)}) of a "
-                f"{type(module).__name__}: give one, rules=lambda path, module: "
+                f"{type(module).__name__}: give one by rules=lambda path, module: "
                 f"{{{short!r}: sodaopt.init.normal(0, 0.02)}}"
             )
         specs[name] = Spec(name, given[short], seed, tuple(p.shape))

@@ -17,8 +17,8 @@ def block(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ..
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # These are the low 64 bits of the products, even if they wrap to a negative int64. The bits
-        # of c1 and c3 above a word are cut off after the xor.
+        # A product that wraps to a negative int64 still has the right low 64 bits. Bits of c1 and
+        # c3 above the lowest 32 are cut off after the xor.
         p0, p1 = c0 * _M0, c2 * _M1
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_MASK)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_MASK)
@@ -35,13 +35,13 @@ def words(start: int, stop: int, key: tuple[int, int], stream: int, device: torc
 
 
 def words_at(index: Tensor, key: tuple[int, int], stream: int) -> Tensor:
-    """The words with these numbers, in any order: four times the work of a range."""
+    """The words with these indices, in any order: four times the work of a range."""
     four = _blocks(index >> 2, key, stream)
     return four.gather(-1, (index & 3).unsqueeze(-1)).squeeze(-1)
 
 
 def _blocks(n: Tensor, key: tuple[int, int], stream: int) -> Tensor:
-    """The four words of each of these blocks, in a last dimension."""
+    """The four words of each block n, in a last dimension."""
     s0, s1 = (torch.full_like(n, w) for w in (stream & _MASK, stream >> 32 & _MASK))
     return torch.stack(block((n & _MASK, n >> 32, s0, s1), key), dim=-1)
 

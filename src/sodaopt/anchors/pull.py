@@ -20,16 +20,17 @@ Source: TypeAlias = Tensor | float | Seeded
 """z0 of this rank's shard: a tensor, one number, or its seed."""
 
 SLICES = {"cpu": 1 << 18, "cuda": 1 << 22}
-"""Elements of z0 that are made, cast or copied at a time: they fit a cache, or keep a GPU busy."""
+"""Elements of z0 that are made, cast or copied at a time. On a CPU they fit into a cache, and on a
+GPU they are enough to keep it busy."""
 
 
 @backends.not_compiled
 def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
-    """x <- x + lam (z0 - x) for each x, a rank's shard, in place.
+    """x <- x + lam (z0 - x) for each x, in place.
 
     If an operation fails, the operations before it are undone, unless lam is 1.
 
-    xs: the points.
+    xs: the points, which are this rank's shards.
     z0s: a `Source` for each point.
     lam: strength of the pull, in [0, 1].
 
@@ -69,11 +70,11 @@ def inverse(lam: float) -> float:
 Implementation: TypeAlias = Callable[[list[Tensor], list[Any], float], None]
 """A function of some x, their z0 and lam. It pulls all of these x, or raises and pulls none."""
 Operation: TypeAlias = tuple[Implementation, list[Tensor], list[Any]]
-"""An implementation with some x and their z0."""
+"""An implementation, and the x and z0 to call it with."""
 
 
 def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operation]:
-    """The operations that pull all x: one for each slice, and one for each choice."""
+    """Yield the operations that pull all x: one for each slice, and one for each other choice."""
     calls: dict[tuple[Implementation, Hashable], list[tuple[Tensor, Source]]] = {}
     for x, z0 in zip(xs, z0s, strict=True):
         if x.is_meta:
@@ -90,7 +91,8 @@ def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operati
 def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable] | None:
     """The table of implementations. The first case that matches pulls x.
 
-    Return the implementation and a key: one call pulls all x with equal keys. None is for slices.
+    Return the implementation and a key. One call pulls all x of an implementation with equal keys.
+    None: x is pulled in slices.
     """
     match z0:
         case float():
@@ -118,7 +120,8 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)  # the host would read it too early
+        # non-blocking to a GPU alone: the host would read x before the copy is done
+        return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)
     return x.new_full((), z0)
 
 
@@ -126,7 +129,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
 
 
 def _to_numbers(xs: list[Tensor], numbers: list[float], lam: float) -> None:
-    """Few calls however many tensors there are, and one pass if the numbers are zero."""
+    """Pull to numbers by one call for all tensors, and in one pass if the numbers are zero."""
     if numbers[0] == 0:
         torch._foreach_add_(xs, xs, alpha=-lam)
     else:
@@ -155,7 +158,7 @@ def _by_seed_kernel(xs: list[Tensor], z0s: list[Seeded], lam: float) -> None:
 
 
 def _slices(x: Tensor, z0: Any) -> Iterator[Operation]:
-    """Pull parts of x along its first dimension to a tensor or a seed."""
+    """Yield a pull for each part of x along its first dimension. z0 is a tensor or a seed."""
     x = x if x.dim() else x.view(1)
     inner = max(1, x.shape[1:].numel())
     rows = max(1, SLICES.get(x.device.type, SLICES["cpu"]) // inner)

@@ -13,9 +13,9 @@ from sodaopt.parallel import sharded
 
 
 class Anchor:
-    """Where z0 lives. A subclass writes `capture`, and `source` if z0 is not the captured tensor.
+    """Where z0 lives. A subclass defines `capture`, and `source` if z0 is not the captured tensor.
 
-    writable: z0 is kept in the state, and can be captured again later for at_start="reanchor".
+    writable: z0 is in the state. The wrapper's at_start="reanchor" can then capture it again later.
 
     >>> anchors.Clone().writable
     True
@@ -24,7 +24,7 @@ class Anchor:
     writable: ClassVar[bool] = True
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        """Return the tensor to keep in the state for p as it is now.
+        """Return the tensor to keep in the state if z0 is the present value of p.
 
         first: the first step begins. Before that, weights may still be loaded, so nothing is
         checked or changed.
@@ -32,11 +32,14 @@ class Anchor:
         raise NotImplementedError
 
     def source(self, p: Tensor, kept: Tensor) -> Source:
-        """Return z0 of this rank's shard of p, as it is stored."""
+        """Return z0 of this rank's shard of p.
+
+        kept: the tensor that `capture` returned.
+        """
         return kept if type(kept) in PLAIN else sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        """Return a loaded tensor as this anchor keeps it."""
+        """Return the tensor to keep in the state, from the one in a checkpoint."""
         if p.numel() and bool(kept.numel()) != self.writable:
             found, keeps = ("no", "keeps it") if self.writable else ("a", "does not keep it")
             raise ValueError(
@@ -48,10 +51,10 @@ class Anchor:
         return self.capture(kept.detach().to(p.device), False)
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
-        """Return a kept tensor as a checkpoint stores it.
+        """Return the tensor to store in a checkpoint.
 
-        Its shape must not depend on the values: a distributed checkpoint is loaded into the state
-        that an optimizer of other weights has.
+        Its shape must not depend on the weights: a distributed checkpoint is loaded into the state
+        of an optimizer whose weights differ.
         """
         return kept
 
@@ -89,7 +92,7 @@ class Rounded(Clone):
 
 @dataclass(frozen=True)
 class Host(Anchor):
-    """A copy in pinned memory of the host, copied to the device a slice at a time.
+    """A copy in the host's pinned memory. A pull copies it to the device a slice at a time.
 
     >>> opt = SODA(model.parameters(), lr=1e-3, method="soda(adam)", anchor="cpu")
     """
@@ -130,8 +133,8 @@ class Constant(Anchor):
 def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
-    The values of a meta tensor are unknown, and count as different. Ranks may decide differently,
-    because each of them needs its own shard only.
+    The values of a meta tensor are unknown, and count as different. The result may differ between
+    ranks, because each rank needs its own shard only.
 
     p: a parameter, or a tensor of that kind.
 

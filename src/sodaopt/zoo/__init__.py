@@ -5,8 +5,8 @@ downhill, as in the paper. Arguments have the names and the defaults of the refe
 
 betas, beta, momentum: b1, b2, b, the weight of the past in an average EMA_b, in [0, 1).
 alpha: the weight of the new gradient in m, 1 - b, in [0, 1].
-weight_decay: wd >= 0, decoupled: y <- (1 - lr wd) y before the step.
-eps: the term beside the root of v, at least 0.
+weight_decay: wd >= 0. It is decoupled: y <- (1 - lr wd) y before the step.
+eps: the term that is added to the root of v, at least 0.
 norm: the norm of the layer, with its lmo, see `sodaopt.geometry`.
 radius: rho >= 0, the radius of the norm's ball.
 geometry: the mirror map u.

@@ -41,10 +41,10 @@ def oda(geometry: Geometry = GD) -> Method:
 
 @row
 def moda(geometry: Geometry = GD) -> Method:
-    """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z,
+    """z = z0 + u(lr A_{k+1} m_bar), x <- (1 - a_{k+1}/A_{k+1}) x + a_{k+1}/A_{k+1} z. (the paper)
 
     m <- (1 - a_k/A_k) m + (a_k/A_k) g, and m_bar likewise with k+1 for k. Here a_k = 1, A_k = k+1:
-    alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2). (the paper)
+    alpha = 1/(k+1), alpha_bar = lam = 1/(k+2), gamma = lr (k+2).
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.moda())
     """
@@ -54,9 +54,9 @@ def moda(geometry: Geometry = GD) -> Method:
 
 @row
 def accelerated(geometry: Geometry = GD) -> Method:
-    """moda with weights a_k = k+1: alpha = 2/(k+2), alpha_bar = lam = 2/(k+3),
+    """moda with weights a_k = k+1: the paper's accelerated rate.
 
-    gamma = lr (k+2)(k+3)/2. (the paper's accelerated rate)
+    alpha = 2/(k+2), alpha_bar = lam = 2/(k+3), gamma = lr (k+2)(k+3)/2.
 
     >>> opt = SODA(model.parameters(), lr=0.1, method=zoo.accelerated())
     """
@@ -69,10 +69,10 @@ def accelerated(geometry: Geometry = GD) -> Method:
 def schedule_free(
     base: Method | None = None, beta: float = 0.9, r: float = 0.0, weight_lr_power: float = 2.0
 ) -> Method:
-    """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z, with the step u of base (or sgd),
+    """z <- z + u, x <- (1 - c) x + c z, y = beta x + (1-beta) z. (Defazio et al. 2024)
 
-    c = w_k/(w_0+...+w_k) and w_k = (k+1)^r (largest lr so far)^weight_lr_power. If lr never rises
-    and r = 0, c = 1/(k+1). k counts the steps of the group. (Defazio et al. 2024)
+    u is the step of base (or sgd). c = w_k/(w_0+...+w_k), w_k = (k+1)^r (largest lr so
+    far)^weight_lr_power. If lr never rises and r = 0, c = 1/(k+1). k counts the steps of the group.
 
     beta: the weight of x in y, in [0, 1].
 
@@ -91,9 +91,9 @@ def amuse(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Method:
-    """schedule_free around base (or muon) with 1 - beta_t = (1 - beta) ((warmup-1)/(t-1))^rho,
+    """schedule_free around base (or muon), with gradients ever closer to the average x.
 
-    after `warmup` steps, and beta before. So the gradients are taken ever closer to the average x.
+    After `warmup` steps 1 - beta_t = (1 - beta) ((warmup-1)/(t-1))^rho, and before beta_t = beta.
     (AMUSE, Kim et al. 2026)
 
     warmup: steps with a constant beta, at least 2.
@@ -108,9 +108,9 @@ def amuse(
 
 @row
 def gpa(base: Method | None = None, lam: float = 0.003287, lam_bar: float = 0.1) -> Method:
-    """z <- z + u, x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z, u as in schedule_free.
+    """z <- z + u, x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z. (Defazio et al. 2025)
 
-    Generalized primal averaging of any method without decay. (Defazio et al. 2025)
+    Generalized primal averaging. u is the step of base (or sgd), which may not decay.
 
     lam: the weight of z in x, in [0, 1].
     lam_bar: the weight of z in y, in [0, 1].

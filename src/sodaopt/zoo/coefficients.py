@@ -7,7 +7,7 @@ from sodaopt.schedules import NO_PAST, Number, Past, Schedule, maximum
 
 @dataclass(frozen=True)
 class mass(Schedule):
-    """1 + b + ... + b^k + a: the weights of the gradients in M + a g, where M <- b M + g.
+    """1 + b + ... + b^k + a: the sum of the weights of all gradients in M + a g, M <- b M + g.
 
     b: the weight of the past in M, in [0, 1).
     a: the extra weight of the newest gradient, at least 0.

@@ -1,4 +1,4 @@
-"""The rows of the zoo that do not average, by geometry. `zoo` explains the letters."""
+"""The rows of the zoo that do not average, by geometry. `zoo/__init__.py` explains the letters."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,7 +91,7 @@ def torch_nadam(
     momentum_decay: float = 0.004,
     weight_decay: float = 0.0,
 ) -> Method:
-    """y <- y - lr (c_g g + c_m m)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2)/(1-b2^t),
+    """y <- y - lr (c_g g + c_m m)/(sqrt(v)+eps), m = EMA_b1(g), v = EMA_b2(g^2)/(1-b2^t).
 
     mu_t = b1 (1 - 0.96^(t psi)/2), P_t = mu_1...mu_t, c_g = (1-mu_t)/(1-P_t),
     c_m = mu_{t+1}/(1-P_{t+1}), psi = momentum_decay. Decay is decoupled. (torch.optim.NAdam)
@@ -156,13 +156,13 @@ def signum(beta: float = 0.9, weight_decay: float = 0.0) -> Method:
 def lion(betas: Betas = (0.9, 0.99), weight_decay: float = 0.0) -> Method:
     """y <- (1 - lr wd) y - lr sign(b1 m + (1-b1) g), then m <- b2 m + (1-b2) g.
 
-    m moves first here: b1 m_old + (1-b1) g = (b1/b2) m_new + (1 - b1/b2) g. (Chen et al. 2023)
+    Here m moves before y: b1 m_old + (1-b1) g = (b1/b2) m_new + (1 - b1/b2) g. (Chen et al. 2023)
 
     >>> opt = SODA(model.parameters(), lr=1e-4, method=zoo.lion(weight_decay=0.1))
     """
     b1, b2 = _beta("betas[0]", betas[0]), _beta("betas[1]", betas[1])
     if not b1 <= b2:
-        raise ValueError(f"lion is optimistic only for betas[0] <= betas[1], got {betas}")
+        raise ValueError(f"lion needs betas[0] <= betas[1] for its optimism, got {betas}")
     optimism = 1 - b1 / b2 if b2 else 0.0
     return decayed(Method(Ball(Sign(unit)), alpha=1 - b2, alpha_bar=optimism), weight_decay)
 
@@ -190,7 +190,10 @@ def muon(
 ) -> Method:
     """y <- (1 - lr wd) y - lr s U V^T with U S V^T = b m + (1-b) g, m = EMA_b(g), b = momentum.
 
-    scale: s, one of geometry.original, adamw (torch has both), rms (paper). (Jordan et al. 2024)
+    MomentUm, Orthogonalized by Newton-schulz. (Jordan et al. 2024)
+
+    scale: s, such as geometry.original or geometry.adamw, which torch has, or the paper's
+    geometry.rms.
 
     >>> opt = SODA(hidden(model), lr=0.02, method=zoo.muon())
     """
@@ -243,7 +246,7 @@ def uscion(norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.1) -> M
 def soda_dagger(
     norm: Norm = SPECTRAL, radius: float = 50.0, alpha: float = 0.05, decay: Coef = uniform
 ) -> Method:
-    """y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + lr rho lmo(m_bar), m_bar = (1-alpha) m + alpha g,
+    """y <- (1 - 1/(k+2)) y + 1/(k+2) z0 + lr rho lmo(m_bar), m_bar = (1-alpha) m + alpha g.
 
     m <- (1-alpha) m + alpha g, which starts at the first gradient. The paper's own optimizer.
 
