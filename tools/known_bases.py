@@ -14,6 +14,7 @@ import inspect
 import os
 import random
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -151,7 +152,7 @@ def verdict(cls: type[Optimizer], steps: int = 50) -> str:
             gap = algorithm_1(wrapped, ours, plain, theirs, steps)
         except Exception as e:
             return f"not run: {_short(e)}"
-        return f"{'delta' if wrapped._reads else 'pull first'} {gap:.1e}"
+        return f"{'delta' if wrapped._reads_weights else 'pull first'} {gap:.1e}"
 
 
 def algorithm_1(
@@ -175,7 +176,8 @@ def algorithm_1(
 
 
 def _short(e: Exception) -> str:
-    return f"{type(e).__name__}: {e}".splitlines()[0][:110]
+    line = f"{type(e).__name__}: {e}".splitlines()[0]
+    return textwrap.shorten(line, 110, placeholder=" ...")
 
 
 TABLE = Path(__file__).parents[1] / "src" / "sodaopt" / "wrappers" / "non_readers.txt"
@@ -211,9 +213,9 @@ def page() -> str:
         "This page compares SODAWrapper with Algorithm 1, written out around the same optimizer,",
         "for every optimizer class of these packages. It shows the largest difference over 50",
         "steps in float64. *Pull first* needs no copy of the weights. *Delta* is the form for",
-        "optimizers whose update depends on the weights, and keeps one temporary copy. An",
-        "optimizer that does not build as `C(params, lr=...)`, or does not step on a dense",
-        "gradient, is not run.",
+        "optimizers whose update depends on the weights, and keeps one temporary copy. *Refused*",
+        "has the error of SODAWrapper. *Not run* are optimizers that do not build as",
+        "`C(params, lr=...)`, or do not step on dense gradients without a closure.",
         "",
         "`python -m tools.known_bases` writes this page.",
         "",

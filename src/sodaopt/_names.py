@@ -1,4 +1,4 @@
-"""The grammar of optimizer names, for the library and the command line.
+"""The grammar of optimizer names, which the library and the command line share.
 
     name    := average(pulled) | pulled             gpa(soda(muon))
     pulled  := pull(base) | base                    soda(muon), muon
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sodaopt._errors import unknown
 
 UNDECAYED = {"scion": "uscion", "adamw": "adam"}
-"""The same base without weight decay, which a pull to the initial weights replaces."""
+"""For a base with weight decay, the same base without it. A pull replaces weight decay."""
 ANCHORED = ("soda_dagger",)
 """Bases that have a pull of their own."""
 
@@ -59,7 +59,8 @@ def every_name(
 def parse(text: str, known: Mapping[str, Name], kind: str = "optimizer") -> Name:
     """Parse one of the known names. SODA(Muon) and soda(muon) are equal.
 
-    kind: the word for such a name in the error.
+    known: every name with its parts.
+    kind: the kind of thing that the name should be, such as "recipe". The error says it.
     """
     plain = re.sub(r"\s+", "", text.lower()).replace("-", "_")
     if plain not in known:

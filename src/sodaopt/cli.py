@@ -21,7 +21,7 @@ COMMANDS = {
     "reproduce": ("sodaopt.lab.reproduce:Reproduce", "run the paper's experiments"),
     "report": ("sodaopt.lab.report.command:Report", "write a report page about runs"),
     "sample": ("sodaopt.lab.commands:Sample", "generate text with a trained model"),
-    "track3": ("sodaopt.lab.track3:Track3", "judge runs by the rules of track 3"),
+    "track3": ("sodaopt.lab.track3:Track3", "judge runs by the rules of modded-nanogpt track 3"),
     "data": ("sodaopt.lab.data.command:Data", "prepare, download or inspect data"),
     "bench": ("sodaopt.lab.bench:Bench", "measure one step of optimizers"),
     "theory": ("sodaopt.theory.command:Theory", "check and plot the convex theory"),
@@ -33,8 +33,9 @@ UNIX = ("fcntl", "resource")
 
 
 def usage() -> str:
+    """Return the help text of the command, with a line for each subcommand."""
     about = [(name, text) for name, (_, text) in COMMANDS.items()]
-    about.append(("env", "print versions and devices, for a report of a bug"))
+    about.append(("env", "print versions and devices, for a bug report"))
     lines = [f"  {name:10} {text}" for name, text in about]
     return "\n".join(["usage: sodaopt COMMAND [options]", "", *lines, "", "sodaopt COMMAND --help"])
 

@@ -35,7 +35,7 @@ LR = {
     "adamw": 2**-9,
     "lion": 2**-12,
 }
-"""The learning rate of each base in the paper's runs of GPTs. Lion's is not from the paper."""
+"""The learning rate of each base in the paper's runs of GPTs. The paper has none for Lion."""
 
 
 def names() -> list[str]:
@@ -75,22 +75,22 @@ def optimizer(
     show: bool = False,
     **overrides: Any,
 ) -> SODA | Wrapper:
-    """Build the optimizer with this name for a model: plan, groups and optimizer.
+    """Build the optimizer with this name for a model, with a method for each layer.
 
     >>> opt = sodaopt.optimizer(model, "soda(muon)", lr=2**-11, start=100)
     >>> [group["method"] for group in opt.param_groups]
     ['soda(muon)', 'adam']
 
     model: the model to train. All its trainable parameters are in the optimizer.
-    name: one of `names()`. A pull is part of the methods, as in `param_groups`, and an average is
-    a wrapper around them.
-    lr: the learning rate. None is the paper's for this base, which was tuned for its GPTs. If lr is
-    a tensor, a group with an lr factor has a new one. To change lr in place, change every
-    group["lr"].
-    decay: strength of the pull, in [0, 1]: a number or a function of (k, lr). None is the paper's
+    name: one of `names()`. A pull is part of the methods, as in `param_groups`. An average is a
+    wrapper around `SODA`.
+    lr: the learning rate. None: the paper's for this base, which was tuned for its GPTs. If lr is a
+    tensor, every group with an lr factor has a tensor of its own. To change lr in place, change the
+    tensor of every group.
+    decay: strength of the pull, in [0, 1]: a number or a function of (k, lr). None: the paper's
     1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
-    anchor: where z0 lives, see `sodaopt.anchors`. None is a clone.
+    anchor: where z0 is kept, see `sodaopt.anchors`. None: a clone.
     weight_decay: replaces the weight decay of adam, adamw, muon or lion. It acts on hidden layers.
     process_group: the ranks that share the work under DDP, as in `SODA`.
     show: print the layer plan.
@@ -116,7 +116,10 @@ def optimizer(
 
 
 def check_pull(name: Name, **settings: Any) -> None:
-    """Raise if a setting of the pull is given for a name without a pull. None is not given."""
+    """Raise if a setting of the pull is given for a name without a pull.
+
+    settings: the settings by name. A setting that is None is not given.
+    """
     for key, value in settings.items():
         if value is not None and not name.is_anchored:
             raise ValueError(

@@ -25,7 +25,7 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class ParameterBytes:
-    """The bytes of one parameter on this rank, or of several."""
+    """The bytes on this rank of one parameter, or of several parameters together."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class ParameterBytes:
     state: dict[str, int]
 
     def cells(self, kinds: list[str]) -> list[str]:
-        """The row of the printed table, with these kinds of state."""
+        """Return the row of the printed table, with a column for each of these kinds of state."""
         sizes = [self.weight, self.gradient, *(self.state.get(k, 0) for k in kinds)]
         shown = [size(n) or "-" for n in (*sizes, sum(self.state.values()))]
         return [self.name, "x".join(map(str, self.shape)), *shown]
@@ -42,10 +42,10 @@ class ParameterBytes:
 
 @dataclass(frozen=True)
 class Memory:
-    """The report: `rows`, `total()`, and a table when printed.
+    """The bytes of weights, gradients and state. `print` shows them as a table.
 
     rows: name, shape, and the bytes of weight, gradient and each state tensor of every parameter.
-    predicted: the optimizer has not stepped, so the state was predicted.
+    predicted: whether the state was predicted, because the optimizer had not stepped.
 
     >>> adamw = torch.optim.AdamW(model.parameters())
     >>> sodaopt.memory(model, adamw).predicted  # it has not stepped
@@ -56,12 +56,12 @@ class Memory:
     predicted: bool
 
     def state(self) -> dict[str, int]:
-        """Bytes by kind of state."""
+        """Return the bytes of all parameters by kind of state."""
         kinds = dict.fromkeys(kind for row in self.rows for kind in row.state)
         return {kind: sum(row.state.get(kind, 0) for row in self.rows) for kind in kinds}
 
     def total(self) -> int:
-        """Bytes of state."""
+        """Return the bytes of the whole state."""
         return sum(self.state().values())
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
 
 
 def _bytes(t: Tensor) -> int:
-    """The bytes of this rank's shard. For a quantised tensor, add up its parts."""
+    """Return the bytes of this rank's shard, and of a quantised tensor the sum over its parts."""
     return sum(part.nbytes for part in _parts(sharded.local(t)))
 
 
@@ -128,7 +128,7 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     copied = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
     for group in copied.param_groups:
         group.update({k: v for k, v in ON_META.items() if k in group})
-    copied.state_dict()  # SODA makes its state before the first step
+    copied.state_dict()  # SODA makes its state here
     if not isinstance(copied, SODA):
         copied.step()
     return {p: copied.state.get(q, {}) for p, q in meta.items()}

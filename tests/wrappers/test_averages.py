@@ -308,7 +308,10 @@ WRONG = {
         lambda: GPA(Lookahead(SGD(network()))),
         "or is a wrapper itself",
     ),
-    "LBFGS": (lambda: Lookahead(torch.optim.LBFGS(network())), "evaluates the loss several times"),
+    "LBFGS": (
+        lambda: Lookahead(torch.optim.LBFGS(network())),
+        "evaluates the loss at several points",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs of other optimizers go on under SODA, and weights leave as plain tensors."""
+"""Runs of other optimizers continue under SODA, and weights are exported as plain tensors."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ def test_from_a_checkpoint_with_decay(cls: Any) -> None:
     continue_from(opt, running.state_dict())
     for w, v in zip(new, old, strict=True):
         w.data.copy_(v)
+        assert opt.state[w].keys() == running.state[v].keys()
+        assert all(torch.equal(opt.state[w][key], t) for key, t in running.state[v].items())
     z0 = [w.detach().clone() for w in new]
     assert opt.param_groups[0]["weight_decay"] == 0
     assert opt.param_groups[0]["lr"] == 0.01
     feed(opt, new, range(4, 6))
     for w, z in zip(new, z0, strict=True):
         assert torch.equal(opt.state[w]["soda_z0"], z)
-    for key in running.state[old[0]]:  # the moments went on
-        if key != "step":
-            assert opt.state[new[0]][key].norm() > 0
 
 
 def net() -> nn.Module:
@@ -47,7 +46,7 @@ def net() -> nn.Module:
 
 
 def split(model: nn.Module, named: bool, **more: Any) -> list[dict[str, Any]]:
-    """Matrices and vectors, in another order than the model's."""
+    """Return groups of vectors and of matrices, which is another order than the model's."""
     params = [(n, p) if named else p for n, p in model.named_parameters()]
     dims = [p.dim() for p in model.parameters()]
     return [
@@ -56,7 +55,7 @@ def split(model: nn.Module, named: bool, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-NAMES = {  # whether the checkpoint and the optimizer have names, and whether the model is given
+NAMES = {  # the checkpoint has names, the optimizer has names, the model is given
     "all": (True, True, False),
     "the checkpoint's and the model's": (True, False, True),
     "the model's": (False, False, True),
@@ -80,7 +79,7 @@ def test_other_groups_are_matched_by_name(saved: bool, live: bool, given: bool) 
 def test_other_groups_without_names_are_refused() -> None:
     opt = SODAWrapper(AdamW(network(), weight_decay=0))
     two = AdamW([{"params": network()}, {"params": network()}])
-    with pytest.raises(ValueError, match=r"has 2 parameter groups and the optimizer 1.*model="):
+    with pytest.raises(ValueError, match=r"has 2 parameter groups and the optimizer has 1.*model="):
         continue_from(opt, two.state_dict())
     model = net()
     opt = SODAWrapper(AdamW(split(model, True)[:1], weight_decay=0))
@@ -105,7 +104,7 @@ def test_export(make: Any) -> None:
     y = [p.detach().clone() for p in net.parameters()]
     x = export(net, opt)
     assert all(torch.equal(p, v) for p, v in zip(net.parameters(), y, strict=True))
-    feed(opt, list(net.parameters()), range(5, 6))  # still in train mode
+    feed(opt, list(net.parameters()), range(5, 6))  # export left it in train mode
     if hasattr(opt, "eval"):
         opt.eval()
         in_eval = export(net, opt)
@@ -114,7 +113,7 @@ def test_export(make: Any) -> None:
 
 
 def test_finetuning_pulls_back_to_the_pretrained_weights(tmp_path: Any) -> None:
-    """With the anchor in the file, weights that start elsewhere come back to it."""
+    """The pull leads weights that start elsewhere back to the anchor in the file."""
     save = pytest.importorskip("safetensors.torch").save_file
     net = nn.Linear(4, 3)
     save(net.state_dict(), tmp_path / "model.safetensors")

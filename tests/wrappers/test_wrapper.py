@@ -404,8 +404,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a decayed row": (lambda: SODA(network(), 0.1, zoo.adamw()), "runs adamw.*centre 'origin'"),
     "scion": (lambda: SODA(network(), 0.1, zoo.scion()), "runs scion"),
     "an anchored row": (lambda: SODA(network(), 0.1, zoo.soda(zoo.adam())), "centre 'init'"),
-    "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS evaluates the loss several times"),
-    "a closure by another name": (lambda: NeedsLoss(network()), "evaluates the loss several times"),
+    "LBFGS": (lambda: torch.optim.LBFGS(network()), "LBFGS: it evaluates the loss at several"),
+    "a closure by another name": (lambda: NeedsLoss(network()), "evaluates the loss at several"),
     "a wrapper": (lambda: SODAWrapper(adamw(network())), "or is a wrapper itself"),
     "a class": (lambda: AdamW, r"SODAWrapper.of\(AdamW\)"),
     "no optimizer": (lambda: network(), "wraps a torch.optim.Optimizer, got list"),
@@ -921,7 +921,7 @@ def test_fp32_copies(sizes: list[int]) -> None:
 def test_a_refused_decay_leaves_the_base() -> None:
     base = AdamW([Parameter(torch.zeros(4))], weight_decay=0)
     before = base.state_dict(), dict(base.defaults)
-    with pytest.raises(TypeError, match="decay is a number or a function"):
+    with pytest.raises(TypeError, match="decay must be a number or a function"):
         SODAWrapper(base, decay="uniform")  # type: ignore[arg-type]
     assert (base.state_dict(), base.defaults) == before
 

@@ -31,7 +31,7 @@ class Location:
 
     name: the parameter's name in named_parameters(), without the keys of wrappers.
     modules: the modules from the model down to the layer.
-    keys: the attribute of each of these modules that leads down. The last one is the parameter's.
+    keys: the attribute names on the way down, one for each module. The last one is the parameter's.
     """
 
     parameter: nn.Parameter
@@ -52,7 +52,7 @@ class Location:
         return self.parameter.shape
 
     def named(self, pattern: str) -> bool:
-        """Whether the pattern is in the layer's and the parameter's own part of the name."""
+        """Whether the pattern is in the last two keys, which name the layer and the parameter."""
         return re.search(pattern, ".".join(self.keys[-2:])) is not None
 
     def is_repeated(self) -> bool:
@@ -99,7 +99,7 @@ class Location:
         return is_embedding and self.attribute == "weight"
 
     def stack(self) -> View | None:
-        """Return how a 3-D stack of matrices is stored, or None if module and sizes do not tell."""
+        """Return how a 3-D stack of matrices is stored, or None if this is unclear."""
         if len(self.shape) != 3:
             return None
         flipped = getattr(self.module, "is_transposed", None)  # transformers declares it
@@ -108,9 +108,10 @@ class Location:
         return transposed if flipped else matrix
 
     def _stack_by_sizes(self) -> View | None:
-        """Return how a 3-D stack is stored, by the size of the router's input.
+        """Return how a 3-D stack is stored, or None if the sizes in its block do not tell.
 
-        All experts of a block are stored alike, so its first stack decides.
+        The block's router (n, d_in) has the same input as the block's first stack. This stack is
+        transposed if d_in is its second size. All stacks of a block are stored alike.
         """
         n, o, i = self.shape
         if o == i:
@@ -124,7 +125,10 @@ class Location:
         return transposed if first[1] in read else matrix
 
     def is_router(self) -> bool:
-        """Whether a matrix has one output for each expert beside it, or one for a shared expert."""
+        """Whether this is a matrix with one output for each expert beside it, or a single output.
+
+        The router of a shared expert has a single output.
+        """
         if len(self.shape) != 2 or self.attribute.endswith("bias") or expert_counts(self.module):
             return False
         banks = (bank for block in self.modules[-3:] for bank in block.children())
@@ -132,14 +136,17 @@ class Location:
         return bool(counts) and self.shape[0] in counts | {1}
 
     def is_lora(self, factor: str) -> bool:
-        """Whether it is the factor "a" or "b" of a low-rank adapter of peft or torchtune."""
+        """Whether this is the factor "a" or "b" of a low-rank adapter of peft or torchtune."""
         pattern = rf"lora_(embedding_)?{factor}"
         named = any(re.fullmatch(pattern, key, re.IGNORECASE) for key in self.keys)
         return named and self.parameter.ndim > 1
 
 
 def is_projection(shape: torch.Size) -> bool:
-    """Whether the shape is (d, heads, d_head). Both directions of such a matrix are the same."""
+    """Whether the shape is (d, heads, d_head) with d = heads d_head.
+
+    Such a matrix is square, so its polar factor is the same whichever side is the input.
+    """
     return len(shape) == 3 and shape[0] == shape[1] * shape[2]
 
 
@@ -152,7 +159,7 @@ def expert_counts(m: nn.Module) -> set[int]:
 
 
 def imported(module: str, name: str) -> tuple[type, ...]:
-    """Return a class of another library for isinstance, or () if nobody has imported it."""
+    """Return a class of another library for isinstance, or () if the library is not imported."""
     found = getattr(sys.modules.get(module), name, None)
     return (found,) if isinstance(found, type) else ()
 
@@ -176,7 +183,10 @@ def locate(model: nn.Module) -> Locations:
 
 
 def _at_layer(at: Location) -> Location:
-    """Move a reparametrised weight to its layer. The length of weight_norm is not the weight."""
+    """Return the location of a reparametrised weight in its layer, and any other one unchanged.
+
+    The length in weight_norm gets a name of its own, because it is not the weight.
+    """
     if isinstance(at.module, ParametrizationList):
         own = at.keys[-2] + "_g" * (at.attribute == "original0")
         return replace(at, modules=at.modules[:-2], keys=(*at.keys[:-3], own))

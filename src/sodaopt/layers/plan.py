@@ -4,8 +4,8 @@
     print(plan(model, "muon"))
 
 `roles` finds the role of each parameter, and a recipe has a rule for each role. The user replaces
-either by an override: a regular expression for names, with a role, a view, a method or an lr
-factor.
+the role or the rule by an override: a regular expression for names, with a role, a view, a method
+or an lr factor.
 """
 
 import re
@@ -101,18 +101,22 @@ def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
         is_table, is_kernel = family(role) == "embedding", role == "conv" or p.ndim > 3
         view = transposed if is_table else conv if is_kernel else None
     if isinstance(user.view, split) and user.view.of is matrix and view is not None:
-        user = user._replace(view=replace(user.view, of=view))  # blocks of the layer's own view
+        user = user._replace(view=replace(user.view, of=view))  # split the layer's own view
     return user._replace(role=role, view=user.view or view)
 
 
 def _planned(
     locations: list[Location], choice: Choice, by_role: Mapping[str, Rule]
 ) -> PlannedParameter:
-    """Give a parameter the rule of its role, or the user's."""
+    """Return the row of a parameter, with the user's method or else the rule of its role.
+
+    locations: every layer that uses the parameter.
+    by_role: the rules of the recipe.
+    """
     p, role = locations[0].parameter, choice.role
     names: dict[nn.Module, str] = {}
     for at in locations:
-        names.setdefault(at.module, at.name)  # a block that is used twelve times has one name
+        names.setdefault(at.module, at.name)  # a layer that is used twelve times has one name
     name, *aliases = names.values()
     if role == FROZEN:
         return PlannedParameter(name, role, p, tuple(aliases))
@@ -136,7 +140,7 @@ def _planned(
 def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parameter, Choice]:
     """Map each parameter to the first override whose pattern is in one of its names.
 
-    A pattern without effect is an error.
+    Raise ValueError if a pattern has no effect.
     """
     found: dict[nn.Parameter, Choice] = {}
     names = [(at.name, p) for p, ats in locations.items() for at in ats]
@@ -161,7 +165,7 @@ PARTS: dict[str, Any] = {"role": str, "method": Method, "lr_factor": int | float
 
 
 def _parse(pattern: str, value: Any) -> Choice:
-    """Read the value of an override. The type of each part tells its meaning."""
+    """Return the value of an override as a Choice. The type of each part tells its meaning."""
     try:
         re.compile(pattern)
     except re.error as e:
@@ -185,7 +189,7 @@ GUESSES = {2: '"hidden"', 3: '("experts", views.matrix)', 4: '"conv"'}
 
 
 def _unclear(locations: list[Location]) -> str:
-    """List the parameters without a role, and overrides that would give them one."""
+    """Return an error message with the parameters that have no role, and overrides that add one."""
     examples: dict[str, str] = {}
     for at in locations:
         pattern = re.sub(r"\b\d+\b", r"\\d+", re.escape(at.name))

@@ -1,6 +1,6 @@
 """Recipes: a rule for each role, as data. A new recipe is a dict, and `soda` anchors any recipe.
 
-A role without a rule of its own follows the rule of its PARENT, and then the rule for "rest".
+If a recipe has no rule for a role, the rule of the role's PARENT applies, or else the rule "rest".
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -26,10 +26,12 @@ Recipe: TypeAlias = Mapping[str, Rule | Method | tuple[Method, float]]
 
 
 def _layerwise(row: Callable[..., Method]) -> dict[str, Method]:
-    """Sign -> Spectral -> Sign, and BiasRMS for vectors, with the paper's radii.
+    """Return the recipe Sign -> Spectral -> Sign, and BiasRMS for vectors, with the paper's radii.
 
-    The paper ties the embedding to the head, so it has no radius for a separate first layer. The
-    radius 1 for that and the hidden layers' radius for vectors are those of Scion's code.
+    The paper ties the embedding to the head, so it has no radius for a separate embedding. Scion's
+    code uses the radius 1 for it, and the hidden layers' radius for vectors.
+
+    row: a function (norm, radius) -> Method, such as zoo.scion.
     """
     return {
         "embedding": row(Sign(geometry.one_hot), radius=1.0),
@@ -83,9 +85,9 @@ def _as_rule(role: str, value: Any) -> Rule:
 def soda(
     recipe: str | Recipe, only: Collection[str] = MATRICES, decay: Coef = uniform
 ) -> dict[str, Rule]:
-    """Return the anchored form of a recipe without weight decay.
+    """Return a recipe with the pull toward the initial weights added.
 
-    recipe: a name, or a dict role -> Method or (Method, lr factor).
+    recipe: a name, or a dict role -> Method or (Method, lr factor), without weight decay.
     only: the roles to anchor. The default is the paper's, the hidden layers. tuple(ROLES) anchors
     every layer.
     decay: strength of the pull, as in zoo.soda.
@@ -101,7 +103,11 @@ def decayed(recipe: str | Recipe, weight_decay: float) -> dict[str, Rule]:
 def changed(
     recipe: str | Recipe, only: Collection[str], change: Callable[[Method], Method]
 ) -> dict[str, Rule]:
-    """Return a recipe with other methods for some roles."""
+    """Return a recipe with other methods for some roles.
+
+    only: the roles to change.
+    change: a function from the old method to the new one.
+    """
     return {
         role: rule._replace(method=change(rule.method)) if role in only else rule
         for role, rule in rules(recipe).items()

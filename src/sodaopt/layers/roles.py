@@ -51,11 +51,11 @@ def family(role: str) -> str:
 
 
 class Choice(NamedTuple):
-    """How a parameter is treated, by the rules or by the user.
+    """How to treat a parameter, as the rules or the user have chosen.
 
     An empty field means that nothing was chosen.
 
-    view: how the parameter is a matrix, if it is one.
+    view: how the parameter is stored as a matrix, if it is one.
     """
 
     role: str = ""
@@ -68,7 +68,8 @@ POSITION = (
     r"(^|[._])(pos(ition(al|s)?)?)(\d|[._]|$)|relative_|rel_pos|_rel$|attention_biases$"
     r"|token_type|segment|wpe"
 )
-"""A table, or a bare parameter with several rows, whose name has this is a `position`."""
+"""A pattern of names. A table with such a name is a `position`, and so is a parameter with several
+rows in a module of another type."""
 
 # Patterns in the parameter's own part of its name.
 BIAS = r"bias$|\b(bias_[^.]*|beta)$"
@@ -78,7 +79,7 @@ EMBEDDING = r"embed[^.]*$"
 
 Match: TypeAlias = Callable[[Location, "Usage"], View | bool | None]
 RULES: tuple[tuple[str, Match], ...] = (
-    # The first rule that matches gives the role. It returns the view of a matrix, else True.
+    # The first rule that matches gives the role. A rule returns the view of a matrix, or True.
     ("lora_a", lambda at, use: at.is_lora("a") and _dense(at)),
     ("lora_b", lambda at, use: at.is_lora("b") and _dense(at)),
     # The use of the layer:
@@ -116,13 +117,13 @@ def _dense(at: Location) -> View:
 
 
 def _rows(at: Location) -> View | bool:
-    """Return the view of a table (n, d). Others have none: they suit maps of each entry only."""
+    """Return the view of a table (n, d). Other shapes have none and suit elementwise maps only."""
     is_table = len(at.shape) == 2 or (len(at.shape) == 3 and at.shape[0] == 1)
     return transposed if is_table else True
 
 
 def _has_rows(at: Location) -> bool:
-    """Whether the parameter is more than a vector: a class token is 1 x 1 x d."""
+    """Whether the parameter is more than a vector. A class token, 1 x 1 x d, is a vector."""
     return at.shape.numel() != max(at.shape, default=1)
 
 
@@ -141,7 +142,7 @@ class Usage:
     tables: the weights of embedding layers, also if another layer uses them too.
     heads: the weights of the output layers.
     tokens: the tables of tokens.
-    notes: a sentence for each of these that had to be inferred.
+    notes: sentences about heads and tables of tokens that are inferred or unclear.
     """
 
     locations: Locations
@@ -155,16 +156,19 @@ class Usage:
 
 
 def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter]) -> Usage:
-    """Find the heads and the token tables. Heads that the user names are the only ones."""
+    """Find the heads and the tables of tokens.
+
+    heads: the heads that the user names. If there are any, no other heads are found.
+    """
     pretrained = imported("transformers.modeling_utils", "PreTrainedModel")
-    theirs: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
+    models: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
     tables = {p: ats for p, ats in locations.items() if any(at.is_table() for at in ats)}
     usage = Usage(locations, tables, heads)
     if not heads:
-        usage.heads = _declared(theirs, locations)
+        usage.heads = _declared(models, locations)
         # A model that is its own base model has no head, unless it holds others: CLIP holds two.
-        own = [m for m in theirs if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
-        bodies = {m.base_model for m in theirs if m.base_model is not m or m in own}
+        own = [m for m in models if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
+        bodies = {m.base_model for m in models if m.base_model is not m or m in own}
         _infer_heads(usage, bodies)
     _find_tokens(usage)
     return usage
@@ -182,8 +186,10 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     """Add tied layers, the layers that end in the model's output, and those parallel to a head.
 
     A linear layer with the shape of the largest table computes logits over the vocabulary. Another
-    head beside it has as many inputs. If nothing else is found, the last layer in order of
+    head beside it has the same number of inputs. If no head is found, the last layer in order of
     registration is the head.
+
+    bodies: models without a head, whose layers are not heads.
     """
     frames = {
         p: view(p.shape)
@@ -207,7 +213,7 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
 
 
 def _is_single(at: Location, bodies: set[nn.Module]) -> bool:
-    """Whether it is a linear layer that may be the last: in no body and no repeated block."""
+    """Whether this is a linear layer that may be the last: in no body and no repeated block."""
     if at.attribute != "weight" or at.linear() is None or at.is_router():
         return False
     return bodies.isdisjoint(at.modules) and not at.is_repeated()
@@ -218,10 +224,12 @@ def _unread(
 ) -> set[nn.Parameter]:
     """Return the single layers whose outputs no linear layer and no later convolution can read.
 
-    A linear layer can read them whole or cut into at most twelve parts, as gates and adaptive norms
-    do. A convolution reads some pixels of each channel.
+    A linear layer can read the outputs whole, or cut into at most twelve parts, as gates and
+    adaptive norms do. A convolution reads some pixels of each channel.
 
-    widths: the numbers of inputs that such a layer may have. An empty set allows any.
+    frames: the frame of every linear layer and convolution, in order of registration.
+    single: the layers to choose from, for which `_is_single` is true.
+    widths: the numbers of inputs that a returned layer may have. An empty set allows any.
     """
     found = set()
     linear = {frame.i for p, frame in frames.items() if p.ndim == 2}
@@ -250,10 +258,10 @@ def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations
 
 
 def _find_tokens(usage: Usage) -> None:
-    """Take the tables with the shape of a head, else all tables that are not positions."""
+    """Set the tables of tokens: those with the shape of a head, else all that are not positions."""
     tables = [p for p, ats in usage.tables.items() if not ats[0].named(POSITION)]
     heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
     usage.tokens = {p for p in tables if p.shape in heads} or set(tables)
     if len(shapes) > 1 and shapes.isdisjoint(heads):
         names = usage.names(tables)
-        usage.notes.append(f"{names}: it is unclear which one holds tokens, so all of them do")
+        usage.notes.append(f"{names}: unclear which one holds tokens, so all are embeddings")

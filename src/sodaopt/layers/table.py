@@ -1,4 +1,4 @@
-"""The plan as a record: a row for each parameter, groups for SODA, and the printed table."""
+"""The layer plan: a row for each parameter, the groups for SODA, and the printed table."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +20,10 @@ RIGHT = (1, 6, 7)  # the columns of numbers, aligned right
 class PlannedParameter:
     """One parameter of the plan. A frozen one has no method and is in no group.
 
-    name, aliases: its first name in the model, and the names of its other owners.
+    name, aliases: its first name in the model, and its names in other layers that use it.
     role: the role that the plan found, or that an override gave.
     parameter: the parameter itself.
-    method, lr_factor: the rule of the role.
+    method, lr_factor: the rule of the role, or those of an override.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Plan:
 
 
 def _cells(rows: Sequence[PlannedParameter]) -> tuple[str, ...]:
-    """Return the line of parameters that differ only by the numbers in their names.
+    """Return one line of the table for parameters that differ only by the numbers in their names.
 
     h.0.w, h.1.w and h.2.w are written as h.*.w.
     """
@@ -123,7 +123,7 @@ def _number(x: Any) -> str:
 
 def geometry_label(g: Geometry) -> str:
     """Name a geometry: Ball(Spectral(dense, transposed)) -> 'Spectral(dense, transposed)'."""
-    norm: Any = getattr(g, "norm", g)  # a map without a norm is labelled by itself
+    norm: Any = getattr(g, "norm", g)  # a map without a norm has its own label
     is_scaled = isinstance(norm, Norm) and not isinstance(norm, BiasRMS)
     options = [norm.scale.__name__] if is_scaled else []
     if getattr(norm, "view", matrix) not in (matrix, elements, whole):
@@ -133,7 +133,7 @@ def geometry_label(g: Geometry) -> str:
 
 
 def aligned(lines: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Return the lines of a table as text.
+    """Return the lines of a table as text, with columns of equal width.
 
     right: the columns that are aligned right.
     """

@@ -1,1 +1,1 @@
-"""Any torch optimizer, wrapped: the pull toward the initial weights, and averages of iterates."""
+"""Wrappers around any torch optimizer: the pull toward the initial weights, and averages."""

@@ -1,4 +1,4 @@
-"""The other primal-averaging wrappers of the paper, around any optimizer.
+"""Wrappers that average the iterates of any optimizer: the paper's other averaging methods.
 
 ScheduleFree and GPA average z at each step, Lookahead and SNOO every few steps.
 """
@@ -18,15 +18,16 @@ from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
 class _Averaged(Wrapper):
-    """The base steps z. Parameters hold y = (1-lam_bar) x + lam_bar z, and x is the output.
+    """A wrapper whose base optimizer steps z, and whose output x is an average of z.
 
-    x and z of 16-bit parameters are kept in fp32, so y is rounded but never summed in 16 bits.
+    The parameters hold y = (1-lam_bar) x + lam_bar z. For 16-bit parameters x and z are kept in
+    fp32, so y is computed in fp32 and then rounded.
     """
 
     _output = "x"
 
     def _coefs(self) -> tuple[Coef, float, float]:
-        """lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
+        """Return lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
         raise NotImplementedError
 
     def _coef(self) -> Coef:
@@ -41,7 +42,7 @@ class _Averaged(Wrapper):
             yield
             torch._foreach_copy_(zs, y)
             torch._foreach_lerp_(xs, zs, lam)
-        finally:  # also if the base's step does not begin
+        finally:  # the parameters must hold y again, even if the base's step does not begin
             torch._foreach_copy_(y, xs)
             torch._foreach_lerp_(y, zs, lam_bar)
             for j in step.low:
@@ -55,20 +56,27 @@ class _Averaged(Wrapper):
         shard, x, z = sharded.local(p), sharded.local(kept["x"]), sharded.local(kept["z"])
         if p.dtype == x.dtype:
             super()._swap(p, kept, train)
-        else:  # y is rounded from two fp32 tensors, so it gets the same bits again
+        else:  # y gets the same bits again, because it is rounded from the same fp32 tensors
             shard.copy_(x.lerp(z, self._coefs()[1]) if train else x)
 
 
 class ScheduleFree(_Averaged):
-    """z <- z + BaseUpdate(g at y), x <- (1 - c) x + c z, y = beta x + (1 - beta) z.
+    """Schedule-Free averaging around any optimizer. (Defazio et al. 2024)
 
-    c = w_k/(w_0+...+w_k), w_k = (k+1)^r (largest lr so far)^weight_lr_power. Call eval() before
-    evaluating or saving weights, train() before stepping. (Schedule-Free, Defazio et al. 2024)
+        z <- z + BaseUpdate(g at y)
+        x <- (1 - c) x + c z
+        y <- beta x + (1 - beta) z
+
+    c = w_k/(w_0+...+w_k) with w_k = (k+1)^r (largest lr so far)^weight_lr_power. The parameters
+    hold y, and the output is x. Call eval() before evaluating or saving weights, and train() before
+    stepping.
 
     base: the optimizer to wrap. Its own weight decay acts at z.
     beta: the weight of x in y, in [0, 1].
-    r, weight_lr_power: powers in w_k. Later points and those of a larger lr count more.
-    weight_decay_at_y: wd >= 0 in z <- z - lr wd y, the published weight decay.
+    r: the power of k+1 in w_k. If it is positive, later points have more weight.
+    weight_lr_power: the power of the largest lr in w_k. If it is positive, points of a larger lr
+    have more weight.
+    weight_decay_at_y: the published method's weight decay, wd >= 0 in z <- z - lr wd y.
 
     >>> opt = ScheduleFree(torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0))
     >>> opt.eval()  # the model holds x
@@ -96,10 +104,14 @@ class ScheduleFree(_Averaged):
 
 
 class GPA(_Averaged):
-    """z <- z + BaseUpdate(g at y), x <- (1 - lam) x + lam z, y = (1 - lam_bar) x + lam_bar z.
+    """Generalized primal averaging around any optimizer. (Defazio et al. 2025)
 
-    Generalized primal averaging. The defaults are those of its paper: 1 - lam_bar = 0.9,
-    1 - lam = 0.9^(1/32). (Defazio et al. 2025)
+        z <- z + BaseUpdate(g at y)
+        x <- (1 - lam) x + lam z
+        y <- (1 - lam_bar) x + lam_bar z
+
+    The parameters hold y, and the output is x. The defaults are those of its paper:
+    1 - lam_bar = 0.9 and 1 - lam = 0.9^(1/32).
 
     base: the optimizer to wrap. Its weight decay acts at z.
     lam: the weight of z in x, in [0, 1].
@@ -119,7 +131,11 @@ class GPA(_Averaged):
 
 
 class _Periodic(Wrapper):
-    """Every `every` steps the slow weights step toward the fast ones, which restart there."""
+    """A wrapper with slow weights, which step toward the fast weights every `every` steps.
+
+    The base optimizer steps the fast weights, which the parameters hold. After each step of the
+    slow weights, the fast weights restart from them.
+    """
 
     _output = "slow"
     every: int
@@ -138,12 +154,23 @@ class _Periodic(Wrapper):
         return {"slow": p.detach().clone()}
 
     def _outer(self, own: dict[str, Tensor], z: Tensor) -> None:
-        """Move the fast weights z, given the slow ones in own."""
+        """Set z to the new slow weights.
+
+        own: the wrapper's tensors of the parameter, such as the old slow weights.
+        z: the fast weights.
+        """
         raise NotImplementedError
 
 
 class Lookahead(_Periodic):
-    """x <- (1-alpha) x + alpha z every `every` steps, and z restarts at x. (Zhang et al. 2019)
+    """Lookahead around any optimizer. (Zhang et al. 2019)
+
+    Every `every` steps:
+
+        x <- (1-alpha) x + alpha z
+        z <- x
+
+    The parameters hold z, and the output is x.
 
     base: the optimizer to wrap. It steps z.
     every: steps between two averages, at least 1.
@@ -163,10 +190,16 @@ class Lookahead(_Periodic):
 
 
 class SNOO(_Periodic):
-    """s = x - z, b <- momentum b + s, x <- x - lr (s + momentum b) every `every` steps.
+    """DiLoCo's outer Nesterov step on one worker. (Douillard et al. 2023, Kallusky et al. 2025)
 
-    z restarts at x. DiLoCo's outer Nesterov step on one worker. (Douillard et al. 2023, Kallusky et
-    al. 2025)
+    Every `every` steps:
+
+        s = x - z
+        b <- momentum b + s
+        x <- x - lr (s + momentum b)
+        z <- x
+
+    The parameters hold z, and the output is x.
 
     base: the optimizer to wrap. It steps z.
     every: steps between two outer steps, at least 1.

@@ -1,8 +1,8 @@
 """The step that all wrappers share: move the points, step the base optimizer, finish.
 
 A step that raises an error (out of memory, say) ends in one of two ways. If the base's step has not
-begun, the wrapper's work is undone. Otherwise it is finished: the base's update stays as far as the
-base came, and the step counts. Ctrl-C waits until the step is done.
+begun, the wrapper's work is undone. Otherwise the wrapper's work is finished: the part of the
+update that the base has made stays, and the step counts. Ctrl-C waits until the step is done.
 """
 
 import signal
@@ -26,7 +26,7 @@ from sodaopt.wrappers.live import Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies
 
 Tensors: TypeAlias = dict[Tensor, dict[str, Tensor]]
-"""The wrapper's tensors of parameters, by name."""
+"""The wrapper's tensors of each parameter, by name."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class GroupStep:
     """One step of a group's parameters that have a gradient.
 
     indices: the index of each parameter in the optimizer.
-    completed: the base's step has returned.
+    completed: whether the base's step has returned.
     """
 
     group: Group
@@ -49,9 +49,9 @@ class GroupStep:
 
     @cached_property
     def points(self) -> list[Tensor]:
-        """This rank's shard of each parameter, in fp32 copies of 16-bit ones. The base steps them.
+        """The tensors that the base steps: this rank's shards, and fp32 copies of 16-bit ones.
 
-        An anchor may round the parameters, so the copies are made when they are first used.
+        Capturing z0 may round the parameters, so the copies are made later, at their first use.
         """
         points = [p if type(p) in PLAIN else sharded.local(p) for p in self.params]
         if self.low:
@@ -60,39 +60,42 @@ class GroupStep:
         return points
 
     def write(self, seed: int, k: int) -> None:
-        """Round the points into the 16-bit parameters. The other points are the parameters."""
+        """Round the fp32 copies into the 16-bit parameters. The other points are the parameters."""
         if self.low:
             params, points = [self.params[j] for j in self.low], [self.points[j] for j in self.low]
             rounding.write_(params, points, [self.indices[j] for j in self.low], seed, k)
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass writes `_first` and `_around`."""
+    """An optimizer around a base optimizer. A subclass defines `_first` and `_around`."""
 
     def _kept(self, step: GroupStep) -> Tensors:
-        """The wrapper's tensors of each parameter. They are stored after the base's step."""
+        """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
         return {p: self._own(p) or self._first(p) for p in step.params}
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         """Move the points to where the base must step from, yield, and finish the step.
 
-        It is resumed after the base's step, also if that failed. If the base's step does not begin,
-        it is closed at the yield (GeneratorExit), and moves the points back.
+        The generator is resumed after the base's step, also if the base raised an error. If the
+        base's step does not begin, the generator is closed at the yield (GeneratorExit). It must
+        then move the points back.
+
+        kept: the tensors that `_kept` returned.
         """
         raise NotImplementedError
 
     def _k(self, group: Group) -> int:
-        """The step of the schedule of lam."""
+        """The step k at which the schedule of lam is evaluated."""
         return int(group[self._prefix + "k"])
 
     def _memory(self, group: Group) -> dict[str, Any]:
-        """The memory of the schedule at its step k. Before step 0 it does not change."""
+        """The memory of the schedule at its step k. It is not advanced while k is negative."""
         k, coef = self._k(group), self._coef()
         past = {n: group[self._prefix + n] for n in schedules.start(coef)}
         return schedules.advance(coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     def _lam(self, group: Group, memory: dict[str, Any]) -> float:
-        """lam at the coming step.
+        """Return lam at the coming step.
 
         memory: the memory of the schedule at that step.
         """
@@ -104,7 +107,10 @@ class Wrapper(Watched, LiveOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluate the closure at the current parameters, then move them."""
+        """Take one step, and return the loss if there is a closure.
+
+        closure: computes the loss and the gradients. It is called once, before the pull.
+        """
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._check_groups(self.base.param_groups)
         if not all(g.get(self._prefix + "train_mode", True) for g in self.base.param_groups):
@@ -117,13 +123,13 @@ class Wrapper(Watched, LiveOptimizer):
     def _step(self) -> None:
         steps = self._group_steps()
         with ExitStack() as undo, ExitStack() as finish:
-            arounds = [undo.enter_context(closing(self._group_step(step))) for step in steps]
+            arounds = [undo.enter_context(closing(self._step_group(step))) for step in steps]
             for around in arounds:
                 next(around)
             with self._in_fp32(steps), _without_hooks(self.base):
                 for around in arounds:
                     finish.callback(next, around, None)
-                self.base.step()  # without a closure: some bases take none
+                self.base.step()  # the closure has run, and some bases take none
             for step in steps:
                 step.completed = True
 
@@ -136,6 +142,7 @@ class Wrapper(Watched, LiveOptimizer):
         return self._fp32_step.replaced(params, points, fp32_copies([p.grad for p in params]))
 
     def _group_steps(self) -> list[GroupStep]:
+        """Return a `GroupStep` for each group in which a parameter has a gradient."""
         steps, indices = [], count()
         for group in self.base.param_groups:
             members = zip(group["params"], indices, strict=False)
@@ -144,11 +151,11 @@ class Wrapper(Watched, LiveOptimizer):
                 steps.append(GroupStep(group, list(found), list(found.values())))
         return steps
 
-    def _group_step(self, step: GroupStep) -> Generator[None]:
+    def _step_group(self, step: GroupStep) -> Generator[None]:
         """Step one group: yield to the base's step, then store the wrapper's tensors and numbers.
 
-        If the base's step failed, a parameter that the base has no state of is left out: many bases
-        initialise a parameter only if its state is empty.
+        If the base's step failed, nothing is stored for a parameter without state of the base,
+        because many bases initialise a parameter only if its state is empty.
         """
         group, state, prefix = step.group, self.base.state, self._prefix
         memory = self._memory(group)
@@ -167,7 +174,7 @@ class Wrapper(Watched, LiveOptimizer):
         self._switch(True)
 
     def eval(self) -> None:
-        """Let the parameters hold the method's output. step() needs train() again."""
+        """Let the parameters hold the method's output. Call train() before the next step()."""
         self._switch(False)
 
     @torch.no_grad()
@@ -181,7 +188,7 @@ class Wrapper(Watched, LiveOptimizer):
                 group[mode] = train
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
-        """Exchange the parameter with the stored output, bit by bit."""
+        """Exchange the parameter and the stored output, bit by bit."""
         sharded.swap(p, kept[self._output or ""])
 
 
@@ -241,5 +248,8 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
 
 
 def _global_hooks() -> list[Any]:
-    """The tables of global hooks, private in torch. If they go, global hooks run twice a step."""
+    """Return torch's tables of global hooks, which have private names.
+
+    If torch removes the tables, return []. Global hooks then run twice in a step.
+    """
     return [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]

@@ -1,4 +1,4 @@
-"""A wrapper around a class of optimizers, as a class: for frameworks that build the optimizer."""
+"""Wrappers around a class, such as SODAWrapper.of(AdamW), for frameworks that build optimizers."""
 
 import copyreg
 import functools
@@ -7,22 +7,27 @@ from typing import Any
 
 
 class ClassForm(type):
-    """The metaclass of class forms. They have no importable name, so pickle builds them again."""
+    """The metaclass of the classes that `class_form` makes. Pickle cannot import them by a name."""
 
 
 def _reduce(made: Any) -> Any:
+    """Pickle a class as a call of `class_form`, and a subclass of such a class by its name."""
     return (class_form, made._form) if "_form" in vars(made) else made.__qualname__
 
 
 copyreg.pickle(ClassForm, _reduce)
 
 
-@functools.cache  # one class for one form, so that pickles keep their class
+@functools.cache  # an optimizer that is unpickled has the same class as before
 def class_form(cls: Any, base_class: Any, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the class of `cls(base_class(...), **options)`, with base_class a class of optimizers.
+    """Return a class whose objects are `cls(base_class(...), **options)`.
 
-    The arguments are those of the base class. Its default weight decay, if any, is replaced by 0,
-    also in the signature, because frameworks read the defaults there and pass them.
+    Its constructor has the arguments of base_class. A default weight decay is replaced by 0. The
+    signature says so too, because frameworks read the defaults there and pass them.
+
+    cls: a class of wrappers.
+    base_class: a class of optimizers.
+    options: the keyword arguments of cls, as pairs.
     """
     arguments = inspect.signature(base_class.__init__).parameters.values()
     ours = [a.replace(default=0.0) if a.name == "weight_decay" else a for a in arguments]

@@ -44,13 +44,13 @@ def check_base(base: Any, wrapper: str) -> None:
     closure = list(inspect.signature(type(base).step).parameters.values())[1:2]
     if any(argument.default is argument.empty for argument in closure):
         raise TypeError(
-            f"{name} evaluates the loss several times a step, at points of its own: there is no "
-            "one update to add the pull to"
+            f"{wrapper} cannot wrap {name}: it evaluates the loss at several points in each step. "
+            "Wrap an optimizer that computes its update from one gradient"
         )
     methods = base.methods.values() if isinstance(base, SODA) else ()
     has_output = hasattr(base, "eval") and not isinstance(base, SODA)  # wrappers too
     if has_output or any(m._keeps_x or m._keeps_z for m in methods):
         raise TypeError(
-            f"{name} averages its iterates or is a wrapper itself: wrap the optimizer inside it, "
-            "or use a row such as SODA(params, lr, zoo.soda(zoo.adam())) as the base"
+            f"{name} averages its iterates or is a wrapper itself: wrap the optimizer inside it. "
+            "To average and pull, write GPA(SODA(params, lr, zoo.soda(zoo.adam())))"
         )

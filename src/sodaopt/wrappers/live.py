@@ -1,8 +1,8 @@
-"""An optimizer that exposes its base optimizer's groups, state and defaults live.
+"""An optimizer that shares the groups, the state and the defaults of its base optimizer.
 
-A scheduler or framework that drives the wrapper drives both. The wrapper's own numbers live in the
-groups and its own tensors in the base's state, under keys with the wrapper's prefix. One flat state
-dict holds everything, and a checkpoint of the bare base loads too.
+A scheduler or framework that changes the wrapper's groups changes the base's. The wrapper keeps its
+own numbers in the groups and its own tensors in the base's state, under keys with the wrapper's
+prefix. One flat state dict holds everything, and a checkpoint of the bare base loads too.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ class LiveOptimizer(Optimizer):
     _prefix: ClassVar[str]
     base: Optimizer
     _constructor_keys: ClassVar[tuple[str, ...]] = ()
-    """Group keys that the constructor decides, not a checkpoint."""
+    """Group keys whose values come from the constructor, not from a checkpoint."""
 
     def __init_subclass__(cls) -> None:
         if "_prefix" in vars(cls):
@@ -54,7 +54,7 @@ class LiveOptimizer(Optimizer):
 
     def _connect(self) -> None:
         """Make the parts that are not copied or pickled."""
-        super().__setstate__({})  # torch's tables of hooks and patched step, without parameters
+        super().__setstate__({})  # makes torch's tables of hooks, and lets step() run them
         # the wrapper shares the base's tables of step hooks, whose names are private in torch
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
@@ -69,7 +69,7 @@ class LiveOptimizer(Optimizer):
         return 0.0
 
     def _group_keys(self) -> Group:
-        """The wrapper's group keys with their first values: plain numbers."""
+        """The wrapper's group keys with their initial values, which are plain numbers."""
         mode = {"train_mode": True} if self._output else {}
         return self._prefixed({"k": 0, **schedules.start(self._coef()), **mode})
 
@@ -79,13 +79,14 @@ class LiveOptimizer(Optimizer):
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
 
-        It never creates an entry: many bases initialise a parameter only if its state is empty.
+        This never creates an entry of the state, because many bases initialise a parameter only if
+        its state is empty.
         """
         return self._split(self.base.state.get(p))[1]
 
     def _split(self, state: Any) -> tuple[Any, dict[str, Tensor]]:
         """The base's part of a parameter's state, and the wrapper's tensors without the prefix."""
-        if not isinstance(state, dict):  # a base's state may be something else
+        if not isinstance(state, dict):  # some bases keep another object
             return state, {}
         own = {key: t for key, t in state.items() if str(key).startswith(self._prefix)}
         theirs = {key: v for key, v in state.items() if key not in own}
@@ -94,7 +95,7 @@ class LiveOptimizer(Optimizer):
     def _prefixed(self, own: dict[str, Any]) -> dict[str, Any]:
         return {self._prefix + name: v for name, v in own.items()}
 
-    # -- the base, live -----------------------------------------------------------------------
+    # -- shared with the base -----------------------------------------------------------------
 
     param_groups: Any = _of_base("param_groups")
     state: Any = _of_base("state")
@@ -119,7 +120,7 @@ class LiveOptimizer(Optimizer):
     # -- saving and loading -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The base's state dict with the wrapper's keys in it."""
+        """Return the base's state dict with the wrapper's tensors and numbers in it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state_dict = self.base.state_dict()
@@ -163,7 +164,7 @@ class LiveOptimizer(Optimizer):
             after(self)
 
     def _numbered(self, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
-        """The parameters with their numbers in a state dict."""
+        """Return (number in the state dict, parameter) of each parameter."""
         numbers = [n for g in state_dict["param_groups"] for n in g["params"]]
         params = [p for g in self.base.param_groups for p in g["params"]]
         return list(zip(numbers, params, strict=True))
@@ -173,7 +174,10 @@ class LiveOptimizer(Optimizer):
         raise NotImplementedError
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the loaded tensors of p as this wrapper keeps them."""
+        """Return the wrapper's tensors of p from loaded ones, in the dtypes of this wrapper.
+
+        own: the loaded tensors, without the prefix.
+        """
         refusals.check_shapes(own, p)
         return {name: t.copy_(own[name]) for name, t in self._first(p).items()}
 
@@ -190,10 +194,13 @@ class LiveOptimizer(Optimizer):
 
     @classmethod
     def of(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:
-        """This wrapper around a class of optimizers, as a class.
+        """Return a class that builds an optimizer of base_class and wraps it.
 
-        For frameworks that build the optimizer: `SODAWrapper.of(torch.optim.AdamW)(params)`.
-        The default weight decay of the base class is replaced by 0.
+        Frameworks that build the optimizer need a class: `SODAWrapper.of(torch.optim.AdamW)`. The
+        default weight decay of base_class is replaced by 0.
+
+        base_class: a class of optimizers.
+        options: keyword arguments of the wrapper.
         """
         form: Any = cls, base_class, tuple(sorted(options.items()))
         return class_form(*form)  # type: ignore[no-any-return]

@@ -3,8 +3,8 @@
 During the base optimizer's step, fp32 copies replace the 16-bit parameters in its groups and state.
 Neither its update nor its moments are rounded: the only rounding is the one into the parameter.
 
-The parameters themselves cannot hold fp32 memory for the time of a step. A parameter whose dtype
-changes gets a new node for its gradient, and the hooks of DDP stay on the old one.
+The parameters themselves cannot hold fp32 memory during a step. If the dtype of a parameter
+changes, autograd makes a new node for its gradient, and the hooks of DDP stay on the old one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Fp32Step:
 
     def __init__(self, base: Optimizer, wrapper: str) -> None:
         self.base, self.wrapper = base, wrapper
-        self.kept: Any = WeakTensorKeyDictionary()
+        self.kept: Any = WeakTensorKeyDictionary()  # the copy of each parameter
 
     @contextmanager
     def replaced(
@@ -42,7 +42,9 @@ class Fp32Step:
     ) -> Iterator[None]:
         """Replace the parameters by fp32 copies in the base's groups and state.
 
-        points: the memory of the copies.
+        params: the 16-bit parameters.
+        points: this rank's shards in fp32. The copies use their memory.
+        grads: the gradients of the copies.
         """
         copies = self._copies(params, points, grads)
         versions = [sharded.local(p)._version for p in params]
@@ -79,7 +81,10 @@ class Fp32Step:
 
     @not_compiled  # torch.compile cannot trace the attributes of a tensor
     def _copies(self, *columns: Sequence[Any]) -> list[Any]:
-        """The copies, which are the same objects at each step: bases remember them."""
+        """Return the copies. They are the same objects at each step, because bases remember them.
+
+        columns: params, points and grads, as in `replaced`.
+        """
         copies = []
         for p, x, grad in zip(*columns, strict=True):
             made: Any = self.kept.get(p)
@@ -92,11 +97,12 @@ class Fp32Step:
         return copies
 
     def _replace(self, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        """Exchange old tensors for new ones in the base's groups, and as keys of its state."""
         by_id = dict(zip(map(id, old), new, strict=True))
         for group in self.base.param_groups:
             group["params"][:] = [by_id.get(id(p), p) for p in group["params"]]
         inside = [v for v in vars(self.base).values() if isinstance(v, Optimizer)]
-        for optimizer in [self.base, *inside]:  # those inside it may share its groups
+        for optimizer in [self.base, *inside]:  # an optimizer inside it may share its groups
             renamed = {by_id.get(id(p), p): s for p, s in optimizer.state.items()}
             optimizer.state.clear()
             optimizer.state.update(renamed)

@@ -5,8 +5,8 @@
     ...
     torch.save(sodaopt.export(model, opt), "weights.pt")
 
-The anchor is the model's weights at the next step, unless the optimizer has another one
-(`anchors.FromFile`).
+The optimizer then pulls toward the model's weights at its next step, unless its anchor has other
+weights (`anchors.FromFile`).
 """
 
 from contextlib import ExitStack
@@ -24,17 +24,18 @@ from sodaopt.wrappers.live import Group
 def continue_from(
     optimizer: Wrapper, state_dict: dict[str, Any], model: nn.Module | None = None
 ) -> None:
-    """Load the state of another optimizer into a wrapped one of its kind.
+    """Load the state of an optimizer into a wrapper around an optimizer of the same kind.
 
     The saved weight decay is dropped, because the pull replaces it.
 
     If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
-    groups keep their own settings such as lr. The names are those of `AdamW(named_parameters)`.
+    groups keep their own settings such as lr. An optimizer that is built from
+    `model.named_parameters()` knows the names, and its checkpoint has them.
 
     optimizer: the wrapped optimizer to load into.
     state_dict: the state dict of the other optimizer.
-    model: gives the names if an optimizer was built without. A checkpoint without names must have
-    one group with `model.parameters()`.
+    model: gives the names if the optimizer or the checkpoint has none. A checkpoint without names
+    must then have one group with `model.parameters()`.
 
     >>> saved = torch.optim.AdamW(model.parameters(), weight_decay=0.1).state_dict()
     >>> opt = SODAWrapper(torch.optim.AdamW(model.parameters(), weight_decay=0))
@@ -44,10 +45,10 @@ def continue_from(
     saved = _regrouped(state_dict["param_groups"], live, model)
     if [len(g["params"]) for g in saved] != [len(g["params"]) for g in live]:
         raise ValueError(
-            f"the checkpoint has {len(saved)} parameter groups and the optimizer {len(live)}, or "
-            "groups of other sizes: pass model=, or build the optimizer with the same groups"
+            f"the checkpoint has {len(saved)} parameter groups and the optimizer has {len(live)}, "
+            "or the groups differ in size: pass model=, or build the optimizer with the same groups"
         )
-    # keys that the checkpoint does not have keep this optimizer's values (foreach, fused, ...)
+    # these keys, and keys that the checkpoint does not have, keep this optimizer's values
     own = {"foreach", "fused", "param_names", *DECAYS}
     merged = [
         current | {k: v for k, v in g.items() if k in current and k not in own}
@@ -69,8 +70,10 @@ def _names(groups: list[Group], known: dict[Any, str]) -> list[list[str]]:
 
 
 def _regrouped(saved: list[Group], live: list[Group], model: nn.Module | None) -> list[Group]:
-    """The checkpoint's groups. If their names differ from the live groups', the live ones with the
-    numbers of the checkpoint's parameters."""
+    """Return the checkpoint's groups, sorted by name into groups like the live ones.
+
+    If a name is unknown, or if the names of both are equal, return them unchanged.
+    """
     by_param = {p: name for name, p in model.named_parameters()} if model else {}
     is_plain = [len(g["params"]) for g in saved] == [len(by_param)]
     by_number = dict(enumerate(by_param.values())) if is_plain else {}
@@ -84,20 +87,20 @@ def _regrouped(saved: list[Group], live: list[Group], model: nn.Module | None) -
     }
     if odd := sorted(numbers.keys() ^ {name for names in ours for name in names}):
         raise ValueError(
-            f"{odd[0]} is in the checkpoint or in the optimizer, not in both: build the optimizer "
-            "with the parameters of the checkpoint"
+            f"{odd[0]} is in the checkpoint or in the optimizer, but not in both: build the "
+            "optimizer with the parameters of the checkpoint"
         )
     return [{"params": [numbers[name] for name in names]} for names in ours]
 
 
 @torch.no_grad()
 def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the model's state dict with the method's output x, as copies on the host.
+    """Return the model's state dict with the method's output x as the weights, copied to the CPU.
 
-    The optimizer and the model keep their mode.
+    Afterwards the optimizer and the model are in the same mode as before.
 
     model: the model that is trained.
-    optimizer: its optimizer, `SODA`, a wrapper or any other.
+    optimizer: the model's optimizer: `SODA`, a wrapper or any other.
 
     >>> opt = GPA(torch.optim.AdamW(model.parameters(), lr=1e-3))
     >>> sorted(sodaopt.export(model, opt)) == sorted(model.state_dict())

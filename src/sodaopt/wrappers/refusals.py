@@ -1,4 +1,4 @@
-"""Refusals of uses of a wrapper that would go wrong without an error.
+"""Checks that raise if a wrapper would otherwise give wrong results without an error.
 
 `check_base` in known_bases.py refuses optimizers without an update that the pull can be added to.
 """
@@ -14,10 +14,10 @@ from torch.optim import Optimizer, SparseAdam
 from sodaopt._errors import check_shape
 
 WRAPPERS: WeakValueDictionary[int, Optimizer] = WeakValueDictionary()
-"""The wrapper of each wrapped optimizer, by the optimizer's id. A deleted wrapper is gone."""
+"""The wrapper of each wrapped optimizer, by the optimizer's id, until the wrapper is deleted."""
 
 PREFIXES: dict[str, str] = {}
-"""The names of the wrappers by the prefix of their keys."""
+"""The name of each class of wrappers, by the prefix of its keys."""
 
 NEEDED = {"betas", "momentum", "method"}
 """Group keys of a base. If a checkpoint lacks them, the next step would end in a KeyError."""
@@ -30,7 +30,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square
 
 
 def check_kind(base: Optimizer, wrapper: str) -> None:
-    """Raise if the pull of this base would be wrong."""
+    """Raise if the steps of a wrapper around this base would be wrong."""
     name = type(base).__name__
     if id(base) in WRAPPERS:
         raise ValueError(
@@ -44,8 +44,8 @@ def check_kind(base: Optimizer, wrapper: str) -> None:
         )
     if any(group.get("differentiable") for group in base.param_groups):
         raise ValueError(
-            f"{wrapper} cannot wrap {name} with differentiable=True: the pull would be missing in "
-            "the derivatives"
+            f"{wrapper} cannot wrap {name} with differentiable=True: the derivatives would lack "
+            "the pull. Use differentiable=False"
         )
 
 
@@ -54,21 +54,21 @@ def check_only(only: Any) -> None:
     if isinstance(only, nn.Module):
         raise TypeError(
             f"only= is a {type(only).__name__}: write only=hidden(model) for its hidden "
-            "layers, or only=model.parameters() for all of it"
+            "layers, or only=model.parameters() for all parameters"
         )
 
 
 @contextmanager
 def explained(decay: Any) -> Iterator[None]:
-    """Say how a decay is written if it cannot be evaluated.
+    """Replace a TypeError of evaluating the decay by one that says how to write a decay.
 
-    `decay=schedules.over` can be: it returns another schedule, which is not a number.
+    `decay=schedules.over` can be called with (k, lr), but it returns a schedule, not a number.
     """
     try:
         yield
     except TypeError as e:
         raise TypeError(
-            f"decay is a number or a function of (k, lr), as schedules.coupled(), got {decay!r}"
+            f"decay must be a number or a function such as schedules.coupled(), got {decay!r}"
         ) from e
 
 
@@ -93,7 +93,7 @@ def check_writer(wrapper: Any, groups: list[dict[str, Any]]) -> None:
     theirs, ours = ([len(g["params"]) for g in gs] for gs in (groups, base.param_groups))
     if theirs != ours:
         raise ValueError(
-            f"the state to load has groups of {theirs} parameters and the optimizer of {ours}: "
+            f"the state to load has groups of {theirs} parameters, and the optimizer has {ours}: "
             "build the optimizer with the parameters of the checkpoint"
         )
 
@@ -107,6 +107,6 @@ def check_moments(saved: Any, p: Tensor) -> None:
 
 
 def check_shapes(own: dict[str, Tensor], p: Tensor) -> None:
-    """Raise if a wrapper's tensor to load has another shape than its parameter."""
+    """Raise if a tensor of a wrapper to load has another shape than its parameter."""
     for name, t in own.items():
         check_shape(name, t.shape, p.shape)

@@ -24,22 +24,25 @@ AtStart: TypeAlias = Literal["keep", "restart", "reanchor"]
 
 
 class SODAWrapper(Wrapper):
-    """x <- (1 - lam) x + lam z0 + BaseUpdate(g), lam = 1/(k+2), z0 the initial weights.
+    """Pull the weights of any optimizer toward the initial weights z0. (The paper's Algorithm 1.)
+
+        x <- (1 - lam) x + lam z0 + BaseUpdate(g),  lam = 1/(k+2)
 
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
     >>> opt = SODAWrapper(adamw, only=hidden(model))
 
-    This replaces weight decay, so the base's must be 0. (The paper's Algorithm 1.)
+    The pull replaces weight decay, so the base's weight decay must be 0.
 
     base: the optimizer to wrap. Use the wrapper in its place.
-    only: the pulled parameters: groups, parameters, or a predicate of a parameter. None: all. Of a
-    group that is added later, a predicate selects parameters too, and a list selects none.
+    only: the parameters to pull: parameters, groups, or a function of a parameter that returns
+    whether to pull it. None: all. In a group that is added later, a function selects parameters
+    too, and a list selects none.
     start: steps before the pull begins (a warmup), at least 0.
-    at_start: "keep" counting k from the beginning, "restart" k at `start`, or "reanchor": restart k
-    and use the weights of that moment as z0.
-    decay: lam, a number in [0, 1] or a function of (k, lr). schedules.uniform is the paper's.
-    anchor: where z0 lives, see `sodaopt.anchors`: "auto" (one number if all elements
-    are equal, else a clone), "clone", "bf16", "cpu", an Anchor such as FromFile, or the seeds of
+    at_start: "keep": k counts from the first step. "restart": k counts from step `start`.
+    "reanchor": as "restart", and the weights at step `start` become z0.
+    decay: lam, a number in [0, 1] or a function of (k, lr). The paper has schedules.uniform.
+    anchor: where z0 is kept, see `sodaopt.anchors`: "auto" (one number if all elements are equal,
+    else a clone), "clone", "bf16", "cpu", an Anchor such as FromFile, or the seeds of
     `sodaopt.init.seeded_`.
     seed: selects the rounding bits of 16-bit parameters. The base steps them in fp32, with its
     state in fp32, and they are rounded once.
@@ -66,7 +69,7 @@ class SODAWrapper(Wrapper):
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
-            raise ValueError("reanchor needs a z0 that can be written: anchor='clone' or 'cpu'")
+            raise ValueError("at_start='reanchor' cannot replace this z0: use anchor='clone'")
         check_base(base, "SODAWrapper")
         self.only = None if only is None else _predicate(base, only)
         if not any(self._selected(group["params"]) for group in base.param_groups):
@@ -79,7 +82,7 @@ class SODAWrapper(Wrapper):
             group["soda_only"] = self._selected(group["params"])
         super().__init__(base)
         if not (only is None or callable(only)):  # the groups have the positions
-            self.only = frozenset().__contains__  # selects nothing of later groups
+            self.only = frozenset().__contains__  # nothing of a group that is added
 
     def _selected(self, params: list[Tensor]) -> bool | list[int]:
         """The positions of the pulled parameters, or True for all of them."""
@@ -96,7 +99,7 @@ class SODAWrapper(Wrapper):
                 _check_decay(self.base, group, j)
 
     @property
-    def _reads(self) -> bool:
+    def _reads_weights(self) -> bool:
         """Whether the base's update may depend on the weights, apart from a weight decay."""
         return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
@@ -131,7 +134,7 @@ class SODAWrapper(Wrapper):
 
     def _pull(self, xs: list[Tensor], z0: list[Source], lam: float) -> Generator[None]:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
-        if self._reads or lam == 1:  # the base must see x, or the pull has no inverse
+        if self._reads_weights or lam == 1:  # the base must see x, or the pull has no inverse
             pulls = [x.clone() for x in xs]
             pull_(pulls, z0, lam)
             torch._foreach_sub_(pulls, xs)
@@ -149,13 +152,17 @@ class SODAWrapper(Wrapper):
         """Whether lr was 0 at all steps of this group so far, and is 0 at the coming one.
 
         Frameworks allocate state with such a step, and weights may be loaded before or after it. A
-        z0 captured then is captured again at the next step. Nothing is rounded, checked or pulled.
+        z0 captured then is provisional: the next step captures it again. Until then, no parameter
+        is pulled, rounded for its anchor, or compared with a z0 from elsewhere.
         """
         return (group["soda_k"] == 0 or group["soda_dry"]) and float(group.get("lr", 1.0)) == 0
 
-    @not_compiled  # it reads values
+    @not_compiled  # capturing reads values
     def _kept(self, step: GroupStep) -> Tensors:
-        """z0 of the pulled parameters. It is captured if there is none, or if it must be new."""
+        """Return z0 of each pulled parameter.
+
+        z0 is captured if there is none, if it is provisional, or if this step reanchors.
+        """
         group, state, stepped = step.group, self.base.state, set(step.params)
         only, params, found = group["soda_only"], group["params"], Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
@@ -191,7 +198,7 @@ class SODAWrapper(Wrapper):
 
 
 def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
-    """Return only= as a predicate of a parameter."""
+    """Return only= as a function of a parameter that returns whether to pull it."""
     refusals.check_only(only)
     if callable(only):
         return only  # type: ignore[no-any-return]
@@ -200,7 +207,7 @@ def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
     if chosen - {p for g in base.param_groups for p in g["params"]}:
         raise ValueError(
             "an entry of only= is neither a parameter nor a group of the base optimizer: "
-            "pass its parameters, its param_groups, or a predicate of a parameter"
+            "pass its parameters, its param_groups, or a function of a parameter"
         )
     return chosen.__contains__
 
@@ -218,6 +225,6 @@ def _check_decay(base: Optimizer, group: Group, j: int) -> None:
     method = base.methods.get(group.get("method", "")) if isinstance(base, SODA) else None
     if method is not None and (method.centre != "last" or method.lam != 1):
         raise ValueError(
-            f"{where} runs {method.name}, which decays or averages by itself (centre "
-            f"{method.centre!r}): use the row without weight_decay, or zoo.soda(row) in SODA"
+            f"{where} runs {method.name}, which decays, pulls or averages by itself (centre "
+            f"{method.centre!r}): use a row that does not, or zoo.soda(row) in SODA and no wrapper"
         )
