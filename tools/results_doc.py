@@ -63,22 +63,23 @@ under `results/`. There are two sizes: the proxy (6.8M parameters, Wikipedia, on
 minute a run) and nano (262k parameters, the embedded text, ten seconds a run on one CPU core),
 which anybody can repeat on a laptop. Losses are compared by a fit of loss = variant + seed, because
 the same seed gives the same initial weights and the same batches. Baselines are tuned on seeds that
-are not tested, and wrapped variants use their baseline's learning rate. The paper's numbers are
-from a model 18 times the size of the proxy on other data: compare the signs, not the losses.
+are not tested, except in the study `table-layers` of the proxy, which tuned on seed 0. Wrapped
+variants use their baseline's learning rate. The paper's numbers are from a model 18 times the size
+of the proxy on other data: compare the signs, not the losses.
 
 ## Claims
 
 A claim holds if the 95 % interval of the difference is below zero, does not hold if it is above
 zero, and is undecided if it includes zero. A verdict needs three seeds: with fewer, a claim is
 undecided even if its interval excludes zero. n is the number of seeds that both variants have. The
-intervals are not corrected for their number: one in twenty misses. The primary comparisons, which
-were named before the runs, are tested below with Holm's correction.
+intervals are not corrected for their number: about one in twenty misses the true difference. The
+primary comparisons, which were named before the runs, are tested below with Holm's correction.
 
 The pull is on hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the
 coupled pull is that times the learning rate over its largest value so far. The weight decay of
-AdamW is tuned together with its learning rate. Weight decays are tuned at the standard length, the
-short run, and used at four times the length too. A claim that is not measured has the minutes of
-one H200 that its study [still needs](#still-to-measure).
+AdamW is tuned together with its learning rate. Weight decays are tuned at the standard length, that
+is in the short runs, and used at four times the length too. Claims that are not measured show the
+minutes of one H200 that their study [still needs](#still-to-measure).
 """
 
 DATA = """## Studies of the proxy
@@ -89,15 +90,15 @@ The data are 538 MB of English Wikipedia, tokenised by
         --out runs/data/proxy
 
 from files in which an `<|endoftext|>` line separates the articles. They are not in the repository.
-`sodaopt data wikipedia` builds text from the same sources, but not the same bytes, so losses on it
+`sodaopt data wikipedia` builds text from the same sources, but with other bytes, so losses on it
 differ from those below. The studies of nano are on [a page of their own](results-nano.md).
 """
 
 NANO_HEAD = """# Results at nano
 
-262k parameters on the text that is part of the package, one run on one CPU core: `sodaopt reproduce
-NAME --scale nano`. `make results` writes this page. The verdicts are on [the page of
-results](results.md#claims), beside those of a larger model.
+These are the studies at nano: 262k parameters, the text that is part of the package, and one CPU
+core for each run. `sodaopt reproduce NAME --scale nano` runs them, and `make results` writes this
+page. The verdicts are on [the page of results](results.md#claims), beside those of a larger model.
 """
 
 
@@ -197,14 +198,16 @@ def default_rule(studies: Measured) -> str:
     (claim, scale), gap = max(gaps.items(), key=lambda item: item[1])
     worst = f"[{claim.text}](#{claim.name}), {scale}: {gap:+.4f}"
     wins = all(line[1] == HOLDS for line in lines) and gap <= TOLERANCE
-    outcome = "The default is the coupled pull." if wins else "The default is the paper's pull."
+    winner = "the coupled pull" if wins else "the paper's pull"
+    outcome = f"By this rule, the default is {winner}."
     text = (
-        "## The default of `decay`\n\nThe rule was set before the runs: the coupled pull becomes "
+        "## The default of `decay`\n\nThe rule was set before the runs. The coupled pull becomes "
         "the default if it wins every primary comparison below at the proxy scale, and if it is "
         f"nowhere worse than the paper's pull by more than {TOLERANCE}."
     )
     return f"{text} {outcome}\n\n{table(['primary comparison', 'verdict'], lines)}\n\n" + (
-        f"Its largest difference to the paper's pull in {len(gaps)} comparisons: {worst}."
+        "The largest difference of the coupled pull to the paper's pull in "
+        f"{len(gaps)} comparisons: {worst}."
     )
 
 
@@ -225,9 +228,9 @@ def gpu_time(studies: Measured) -> str:
     ]
     total = ["all", "", str(sum(map(len, runs.values()))), f"{sum(needed.values()):.0f}"]
     text = (
-        "## Still to measure\n\nRuns that the studies plan at the proxy scale and that are not done"
-        ". A run that two studies share counts once. The minutes are of one H200, at the median "
-        "speed of the measured runs."
+        "## Still to measure\n\nThe table counts the runs that the studies plan at the proxy scale "
+        "and that are not done. A run that two studies share counts once. The minutes are those of "
+        "one H200, at the median speed of the measured runs."
     )
     return f"{text}\n\n{table(['study', '', 'runs', 'GPU minutes'], [*lines, total])}"
 
@@ -312,9 +315,10 @@ def _rounded(found: dict[tuple[str, str], list[dict[str, Any]]]) -> list[str]:
 
 def rows_section() -> str:
     return (
-        "### Other lengths, sizes and learning rates\n\nThe coupled pull around Muon, against the "
-        "weight decay that was tuned at the standard length and width (the first two), and against "
-        "no weight decay (learning rates), with 95 % intervals. Below zero the pull is better.\n\n"
+        "### Other lengths, sizes and learning rates\n\nThe panels show the coupled pull around "
+        "Muon, with 95 % intervals. Over lengths and widths it is compared with the weight decay "
+        "that was tuned at the standard length and width, and over learning rates with no weight "
+        "decay. Below zero the pull is better.\n\n"
         f"![Differences by length, width and learning rate](figures/{ROWS.name})"
     )
 

@@ -1,4 +1,4 @@
-"""`sodaopt bench`: every optimizer of the table takes steps, and the files are written."""
+"""`sodaopt bench` steps every optimizer of the table, and writes its files."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_several_models_are_drawn_against_their_size(tmp_path: Path) -> None:
 
 
 def test_the_floor_counts_bytes_and_products() -> None:
-    """A square matrix with momentum: p and m twice, g once, and five plain steps."""
+    """For a square matrix with momentum: p and m twice, g once, and five plain iterations."""
     net = nn.Linear(64, 64, bias=False)
     opt = SODA(net.parameters(), 0.1, zoo.muon(weight_decay=0))
     at = {"copy_tb_per_s": 1e-9, "product_tflop_per_s": 1e-9}

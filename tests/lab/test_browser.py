@@ -225,7 +225,7 @@ def test_a_hidden_line_does_not_keep_the_focus(tmp_path, chromium):
 def sweep(folder):
     """192 runs: two optimizers, eight learning rates, four weight decays, three seeds.
 
-    Of the largest learning rate one seed of three survives, with the lowest loss of all.
+    At the largest learning rate, one seed of three survives, with the lowest loss of all.
     """
     for optimizer in ("adamw", "muon"):
         for j in range(8):
@@ -280,7 +280,7 @@ def test_a_sweep_of_192_runs(tmp_path, chromium):
 
 
 def winner_of_the_files(folder):
-    """The best settings by the lines of JSON alone. An unfinished run counts as infinity."""
+    """Return the best settings by the JSON lines only. An unfinished run has an infinite loss."""
     losses = {}
     for file in folder.rglob("run.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -291,7 +291,7 @@ def winner_of_the_files(folder):
 
 
 def test_the_page_names_the_winner_of_the_files(tmp_path, chromium):
-    """In its first sentence, its first row, and the ring of the heat map."""
+    """The first sentence, the first row and the ring of the heat map have the same winner."""
     sweep(tmp_path / "runs")
     optimizer, lr, wd = winner_of_the_files(tmp_path / "runs")
     power = str(round(math.log2(lr))).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
@@ -310,7 +310,7 @@ def test_the_page_names_the_winner_of_the_files(tmp_path, chromium):
     assert chromium.ask(ring) == [f"2{power}", f"{wd:g}"]
 
 
-# -- what everyone can read -----------------------------------------------------------------------
+# -- accessibility --------------------------------------------------------------------------------
 
 FAULTS = """axe.run(document, { resultTypes: ["violations", "incomplete"] }).then((found) =>
   [...found.violations, ...found.incomplete].flatMap((rule) =>
@@ -321,9 +321,9 @@ PAINT = """document.head.append(Object.assign(document.createElement('style'),
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_no_fault(dark, tmp_path, chromium):
-    """Names, roles, and a contrast of at least 4.5, also of lines that are switched off.
+    """Axe checks names, roles, and a contrast of at least 4.5, also for lines that are off.
 
-    Axe cannot judge hatched cells, so it sees them in either of their two colours.
+    Axe cannot judge hatched cells, so it sees them in each of their two colours.
     """
     pytest.importorskip("axe_playwright_python")
     axe = Path(find_spec("axe_playwright_python").origin).parent / "axe.min.js"

@@ -1,4 +1,4 @@
-"""The cautious pull, against its definition element by element."""
+"""The cautious pull equals its definition element by element."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sodaopt.lab.optimizers import Origin, build
 
 
 @pytest.mark.parametrize("origin", [False, True])
-def test_pulls_only_where_the_update_agrees(origin: bool) -> None:
-    """x <- x - lr g + lam (z0 - x) where both point in one direction."""
+def test_the_pull_moves_only_elements_whose_update_agrees(origin: bool) -> None:
+    """x <- x - lr g + lam (z0 - x) for elements whose update and pull have the same sign."""
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.randn(50, dtype=torch.float64))
     z0 = torch.zeros(50, dtype=torch.float64) if origin else p.detach().clone()
@@ -45,6 +45,9 @@ def test_by_name(name: str) -> None:
     lr = job.settings.lr
     lam = lr * 2.0 if "wd" in name else 0.5
     assert all(opt._lam(group, opt._memory(group)) == pytest.approx(lam) for group in pulled)
+
+
+def test_the_squared_ratio_is_a_coupled_pull_twice() -> None:
     squared = schedules.coupled(schedules.coupled())
     past = squared.advance(squared.advance(squared.start(), 0, 1.0), 1, 0.5)
     assert squared(1, 0.5, past) == 0.25 / 3

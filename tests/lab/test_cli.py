@@ -62,7 +62,7 @@ SLOW = ("scipy", "sklearn", "matplotlib", "tokenizers", "tiktoken", "huggingface
 
 
 def test_help_imports_nothing_slow():
-    """So that --help takes little more than the import of torch."""
+    """--help takes little more time than the import of torch."""
     script = f"""
 import subprocess
 import sys
@@ -157,7 +157,7 @@ def test_a_dry_run_knows_earlier_runs_and_epochs(capsys):
     assert re.search(r"embedded, 3\.24M training tokens, \S+ epochs", said)
 
 
-def test_repeated_data_is_said_before_the_run(monkeypatch, capsys):
+def test_repeated_data_is_reported_before_the_run(monkeypatch, capsys):
     class Data:
         name, vocab, train_tokens = "mine", 1024, 1000
 

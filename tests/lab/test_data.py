@@ -63,7 +63,7 @@ def test_gpt2_agrees_with_another_implementation():
 
 
 def _letters() -> list[str]:
-    """GPT-2's letters for the bytes, as its authors wrote them down."""
+    """Return GPT-2's letters for the bytes, by the rule of its authors."""
     same = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
     same += range(ord("®"), ord("ÿ") + 1)
     rest = [b for b in range(256) if b not in same]
@@ -152,7 +152,7 @@ def test_the_embedded_data_set(embedded):
 
 
 def test_the_embedded_data_set_is_the_whole_corpus(embedded):
-    """Each document once, letter by letter, in some order."""
+    """The data set has the text of each document once, in another order."""
     tokenizer = embedded.tokenizer()
     ids = np.concatenate([open_shard(path) for path in embedded.train])
     parts = np.split(ids, np.flatnonzero(ids == tokenizer.eot))[1:]
@@ -227,7 +227,7 @@ def test_a_folder_without_meta_holds_gpt2_ids(tmp_path):
         assert data.tokenizer().eot == 50256
 
 
-def test_ids_are_looked_at_once(tmp_path, monkeypatch):
+def test_ids_are_checked_once(tmp_path, monkeypatch):
     folder = fineweb(tmp_path / "fine", train_1=[1] * 30, val_0=[3] * 10)
     seen = []
     monkeypatch.setattr(dataset, "largest_id", lambda p: seen.append(p.name) or largest_id(p))

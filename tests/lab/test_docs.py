@@ -53,7 +53,7 @@ def test_performance_is_up_to_date() -> None:
 
 
 def test_the_diagnostics_take_less_than_a_hundredth() -> None:
-    """As the page says, by the last measurement."""
+    """The page says so, and the last measurement agrees."""
     assert 0 < json.loads(diagnostics.RESULT.read_text())["share"] < 0.01
 
 
@@ -73,12 +73,17 @@ def test_every_claim_has_a_verdict() -> None:
     studies = results_doc.measured()
     names = [claim.name for claim in results_doc.CLAIMS]
     assert len(set(names)) == len(names)
+    verdicts = {results_doc.HOLDS, results_doc.FAILS, results_doc.UNDECIDED}
+    measured = set()
     for claim, scale in product(results_doc.CLAIMS, results_doc.SHOWN):
         columns = [cell.column for cell in STUDIES[claim.study].cells]
         assert {claim.one, claim.other} <= set(columns), claim
         assert claim.label(scale) is not None
-        if (d := results_doc.compared(claim, scale, studies)) and d["low"] is not None:
-            assert d["low"] < d["mean"] < d["high"]
+        if d := results_doc.compared(claim, scale, studies):
+            assert results_doc.verdict(d) in verdicts
+            assert d["low"] is None or d["low"] < d["mean"] < d["high"]
+            measured.add(scale)
+    assert measured == set(results_doc.SHOWN)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_verdicts(ends: tuple[Any, ...], expected: str) -> None:
 
 
 def test_missing_runs_are_counted_once() -> None:
-    """A study that is done needs nothing. Runs that studies share count for the first one."""
+    """A finished study lacks no run. A run that studies share counts for the first of them."""
     whole = gpu_time.missing({})
     keys = [run.key for runs in whole.values() for run in runs]
     assert len(set(keys)) == len(keys)

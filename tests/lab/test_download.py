@@ -26,7 +26,10 @@ TOKENS = 400_000
 
 
 class Hub(ThreadingHTTPServer):
-    """Serve the files of a repository. `cut` has byte counts after which to hang up, once each."""
+    """Serve the files of a repository.
+
+    cut: byte counts by file. The server ends one transfer after each of them.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -122,7 +125,7 @@ def test_shards_are_fetched_and_kept(hub, tmp_path, capsys):
     assert (data.vocab, data.train_tokens, data.val_tokens) == (50257, TOKENS, TOKENS)
     assert len(hub.gets()) == 2
     assert call("download", "fineweb10B", 2, *args) == 0
-    assert len(hub.gets()) == 3, "those that are there are not fetched again"
+    assert len(hub.gets()) == 3, "shards on the disk are not fetched again"
     assert same(hub, out)
     said = capsys.readouterr().out
     assert "2 of 3 shards are already in" in said
@@ -131,7 +134,8 @@ def test_shards_are_fetched_and_kept(hub, tmp_path, capsys):
 
 
 def test_an_interrupted_transfer_goes_on_where_it_was(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)  # what is kept
+    # a transfer resumes after its last whole chunk
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
     hub.cut = {"fineweb_train_000001.bin": [300_000, 200_000]}
     data = download.download("fineweb10B", 1, tmp_path / "out", hub.url)
     assert data.train_tokens == TOKENS

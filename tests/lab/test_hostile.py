@@ -63,7 +63,7 @@ def test_checkpoint_of_other_data(capsys: pytest.CaptureFixture[str]) -> None:
             stopped(A, data="mine")
             (A / records.FILE).unlink()
     assert cli.main(["train", *flags(optimizer="muon", data="mine"), "--out", "a"]) == 2
-    assert "is of a run on an earlier data set mine" in capsys.readouterr().err
+    assert "is of a run on other data with the name mine" in capsys.readouterr().err
 
 
 def test_sample_of_another_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ def test_diverged_runs_are_shown(tmp_path):
     found = page(tmp_path)
     said = " ".join(found.text)
     assert "1 of 2 diverged" in said
-    assert "2 of 3 runs diverged. A row with a diverged seed ranks after all" in said
+    assert "2 of 3 runs diverged. A row with a diverged seed ranks after all rows" in said
     names = [curve["label"] for curve in found.data["val"]]
     assert names == ["muon", "muon, seed 1 diverged", "adamw"]
     assert all(y is not None for curve in found.data["val"] for y in curve["loss"])
@@ -525,7 +525,7 @@ def test_a_live_page_follows_the_runs(tmp_path, monkeypatch, capsys):
     last = (tmp_path / "report.html").read_text()
     assert "refresh" not in last.split("<style>")[0]
     assert "3.4000" in last
-    with pytest.raises(ValueError, match="live is a number of seconds above 0"):
+    with pytest.raises(ValueError, match="live must be above 0 seconds"):
         Report((tmp_path,), live=0)
 
 

@@ -273,7 +273,7 @@ def test_damaged_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
     for path in found(B / "checkpoints"):
         path.write_bytes(b"")
     with pytest.raises(
-        ValueError, match="all checkpoints in b/checkpoints are damaged: remove it to start again"
+        ValueError, match="all checkpoints in b/checkpoints are damaged: remove the folder"
     ):
         train.train(job(), B)
     train.train(job(), A)
@@ -589,7 +589,7 @@ def test_other_data_of_the_same_name() -> None:
         assert cli.main(["data", "prepare", str(text), *made]) == 0
         if not more:
             assert train.train(job(data="mine"), A).finished
-    with pytest.raises(train.Refused, match="contains a run on an earlier data set mine"):
+    with pytest.raises(train.Refused, match="contains a run on other data with the name mine"):
         train.train(job(data="mine"), A)
 
 

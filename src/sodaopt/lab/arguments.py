@@ -1,4 +1,4 @@
-"""Parse arguments of commands: swept settings and seeds. Write settings as arguments again."""
+"""Parse swept settings and seeds of commands, and write settings as command lines again."""
 
 import math
 import re
@@ -21,7 +21,7 @@ SeedWords = Annotated[tuple[str, ...], tyro.conf.arg(metavar="SEED|FIRST-LAST ..
 
 @dataclass(frozen=True)
 class Output:
-    """The output of the command."""
+    """Settings of the printed output."""
 
     quiet: bool = False
     """Print errors only."""
@@ -30,6 +30,7 @@ class Output:
 
     @property
     def shown(self) -> bool:
+        """Whether progress and tables are printed."""
         return not (self.quiet or self.json)
 
     def console(self) -> Console:
@@ -40,7 +41,7 @@ class Output:
 
 
 def parse_seeds(words: Iterable[str]) -> tuple[int, ...]:
-    """('0-2', '7') -> (0, 1, 2, 7)"""
+    """Parse seeds and ranges of seeds: ('0-2', '7') -> (0, 1, 2, 7)"""
     found: list[int] = []
     for word in (part for text in words for part in str(text).split(",")):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
@@ -48,7 +49,7 @@ def parse_seeds(words: Iterable[str]) -> tuple[int, ...]:
             raise ValueError(f"expected seeds such as 0 1 2 or 0-4, got {word!r}")
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last < first or last - first > 10_000:
-            raise ValueError(f"seeds {word} is not a range of at most 10000 seeds")
+            raise ValueError(f"{word} is not an increasing range of at most 10000 seeds")
         found += range(first, last + 1)
     if not found:
         raise ValueError("name at least one seed, such as --seeds 0 1 or --seeds 0-4")
@@ -56,6 +57,7 @@ def parse_seeds(words: Iterable[str]) -> tuple[int, ...]:
 
 
 def plain(common: Common) -> dict[str, Any]:
+    """Return the shared settings as keyword arguments of `Job`."""
     return {f.name: getattr(common, f.name) for f in fields(common)}
 
 
@@ -70,7 +72,9 @@ def axis(text: str) -> tuple[str, list[Any]]:
     kinds = {f.name: str(f.type) for f in fields(Job) if f.name != "optimizer"}
     if not equals or not values or name not in kinds:
         known = ", ".join(sorted(kinds))
-        raise ValueError(f"expected SETTING=VALUE,VALUE,... with one of {known}, got {text!r}")
+        raise ValueError(
+            f"expected SETTING=VALUE,VALUE,... with a SETTING of {known}, got {text!r}"
+        )
     kind = kinds[name]
     if ".." in values and _is_number(kind):  # the name of a folder may contain dots
         return name, [_value(kind, str(power)) for power in _powers(values)]
@@ -78,6 +82,7 @@ def axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _powers(text: str) -> list[float]:
+    """Return the powers of two of a range: '2^-2..2^0' -> [0.25, 0.5, 1.0]"""
     begin, _, end = text.partition("..")
     ends = sorted((number(begin), number(end)))
     found = [math.frexp(value) for value in ends]  # (0.5, e + 1) for 2^e
@@ -104,7 +109,10 @@ def _value(kind: str, text: str) -> Any:
 
 
 def command_line(name: str, positional: Iterable[str], command: Any) -> str:
-    """Return the command line that runs a command again, without flags of its output."""
+    """Return the command line that runs a command again, without the flags of its output.
+
+    positional: the arguments of the command that have no flag
+    """
     return shlex.join(["sodaopt", name, *positional, *typed(command)])
 
 

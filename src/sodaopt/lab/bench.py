@@ -1,9 +1,12 @@
-"""`sodaopt bench`: measure one step of optimizers on the same parameters, side by side.
+"""`sodaopt bench`: measure one step of several optimizers on the same parameters.
 
-ms is the median over CUDA events around steps that follow each other without a pause (on a CPU:
-over the clock). host_ms is the time until step() returns while the device has nothing to do, and
-wall_ms waits for the device after each step. State and peak, the memory beyond it, are in units of
-the parameters. Optimizers run in turn, so that all of them meet the same machine.
+    ms        median time of a step in a row of steps, by CUDA events (on a CPU, by the clock)
+    host_ms   median time until step() returns, when the device is idle before the step
+    wall_ms   median time until the device has finished that step
+    state     bytes of the optimizer state, as a multiple of the bytes of the parameters
+    peak      bytes that a step needs temporarily, as the same multiple
+
+All optimizers run one after another in one process, so that they can be compared.
 """
 
 import json
@@ -51,27 +54,29 @@ COLUMNS = {
 
 @dataclass
 class Bench:
-    """Measure one step of optimizers over the parameters of a model."""
+    """Measure one step of each optimizer on the parameters of a model."""
 
     optimizers: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="OPTIMIZER ...")
     ] = DEFAULT
-    """Recipes such as muon and "soda(muon)", rows of the zoo on all parameters such as zoo.lion and
-    "zoo.soda(adam)", or "wrapped adamw". "bf16 " before the name gives the parameters 16 bits, and
-    "graph " before a recipe replays its step as a CUDA graph."""
+    """Recipes such as muon and "soda(muon)", optimizers of the zoo for all parameters such as
+    zoo.lion and "zoo.soda(adam)", or "wrapped adamw". "bf16 " before a name: parameters of 16 bits.
+    "graph " before a recipe: its step is replayed as a CUDA graph."""
     model: tuple[str, ...] = ("124m",)
-    """1m, 6m, 30m, 124m, 350m, 0.9b, 3b, presets of the lab, or names or folders of Hugging Face
-    configurations. With several models the chart is the time of a step against the parameters."""
+    """1m, 6m, 30m, 124m, 350m, 0.9b, 3b, presets of `sodaopt train`, or names or folders of Hugging
+    Face configurations. With several models, the chart shows the time of a step against the number
+    of parameters."""
     against: tuple[str, ...] = ("torch",)
     """Libraries to compare with: torch, muon, pytorch_optimizer, schedulefree, lion-pytorch,
-    gram-newton-schulz, heavyball, and dion, whose source DION_PATH names."""
+    gram-newton-schulz, heavyball, and dion, whose source is in the folder $DION_PATH."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """cuda or cpu."""
     cluster: str | None = None
-    """GPUs of a node x nodes, such as 8x128: predict the step there instead of measuring it.
-    OPTIMIZER is then a recipe, and adamw comes first. The model may also be llama-7b, llama-70b,
-    llama-405b, moe-30b or moe-1t."""
+    """Predict the step on a cluster instead of measuring it: 8x128 is 8 GPUs in each of 128 nodes.
+    Each OPTIMIZER must then be a recipe, and adamw is always the first row. The model may also be
+    llama-7b, llama-70b, llama-405b, moe-30b or moe-1t."""
     rounds: int = 30
-    """Measured steps of each optimizer, after 8 others."""
+    """Measured steps of each optimizer, after 8 steps that are not measured."""
     out: Path = Path("runs/bench")
     """Folder for bench.json and bench.svg."""
 
@@ -91,7 +96,7 @@ class Bench:
                     rows.append({"model": model, **self._measured(model, name, build, rates)})
                 except ModuleNotFoundError as e:
                     Console().print(f"skipped {name}: {e.name} is not installed", highlight=False)
-                self._write(rows, rates)  # an optimizer that fails leaves the others' numbers
+                self._write(rows, rates)  # so that a later failure does not lose these numbers
         Console().print(table(rows))
         (draw if len(self.model) == 1 else draw_scaling)(rows, self.out / "bench.svg")
         return 0
@@ -114,7 +119,7 @@ class Bench:
 
     def _builds(self) -> dict[str, Build]:
         if self.device != "cuda" and any("graph " in name for name in self.optimizers):
-            raise ValueError("a CUDA graph needs a GPU: --device cuda")
+            raise ValueError("'graph ...' needs a GPU: use --device cuda")
         builds: dict[str, Build] = {}
         for peer in self.against:
             if peer not in PEERS:
@@ -170,13 +175,13 @@ class Graphed:
 
 
 def without_memory(name: str) -> nn.Module:
-    """A model on the meta device: one of `decoders.py`, or as `parameters` makes it."""
+    """Return a model on the meta device: a decoder of `decoders.py`, or a model of `parameters`."""
     with torch.device("meta"):
         return decoder(name) if name in CONFIGS else parameters(name)
 
 
 def parameters(name: str) -> nn.Module:
-    """A model with the parameters to step."""
+    """Return the model with this name: a size, a preset, or a Hugging Face configuration."""
     if name in SHAPES:
         return GPT(SHAPES[name])
     if p := PRESETS.get(name):
@@ -192,6 +197,7 @@ def parameters(name: str) -> nn.Module:
 
 
 def measure(model: nn.Module, opt: Any, rounds: int, device: str) -> dict[str, Any]:
+    """Measure `rounds` steps with random gradients. Return the numbers of a row."""
     for p in model.parameters():
         p.grad = torch.randn_like(p) * 1e-3
     wait = torch.cuda.synchronize if device == "cuda" else _nothing
@@ -225,6 +231,7 @@ def _nothing() -> None:
 
 
 def clocked(f: Callable[[], Any], wait: Callable[[], Any]) -> float:
+    """Call f and then `wait`. Return the seconds that both took."""
     began = time.perf_counter()
     f()
     wait()
@@ -232,7 +239,7 @@ def clocked(f: Callable[[], Any], wait: Callable[[], Any]) -> float:
 
 
 def events(step: Callable[[], Any], rounds: int) -> list[float]:
-    """The milliseconds of each call on the device."""
+    """Call `step` `rounds` times. Return the milliseconds that each call took on the device."""
     event: Any = torch.cuda.Event
     marks = [event(enable_timing=True) for _ in range(rounds + 1)]
     marks[0].record()
@@ -244,17 +251,17 @@ def events(step: Callable[[], Any], rounds: int) -> list[float]:
 
 
 def state_bytes(state: Any) -> int:
-    """The bytes of all tensors, without the numbers on the host."""
+    """Return the bytes of all tensors in the state, without 0-D tensors such as step counts."""
     if isinstance(state, Tensor):
         return state.nbytes if state.dim() else 0
     return sum(map(state_bytes, state.values())) if hasattr(state, "values") else 0
 
 
 def floor(opt: SODA, copy_tb_per_s: float, product_tflop_per_s: float) -> float:
-    """The milliseconds that the bytes and products of a step take at the measured rates.
+    """Return the milliseconds that the bytes and products of a step take at the measured rates.
 
-    Everything is read once, and all but gradients and z0 is written once. A symmetric product is
-    computed once, and a polynomial takes the cheaper one of its two forms.
+    Every tensor is read once, and every tensor except gradients and z0 is written once. Only half
+    of a symmetric product is computed, and a polynomial has the cheaper one of its two forms.
     """
     moved, operations = 0.0, 0.0
     for group in opt.param_groups:
@@ -273,7 +280,7 @@ def floor(opt: SODA, copy_tb_per_s: float, product_tflop_per_s: float) -> float:
 
 
 def ceilings(device: str) -> dict[str, Any]:
-    """The rates that this GPU reaches: a large copy, and a large fp16 product."""
+    """Return the rates of this GPU in a large copy and a large fp16 product. A CPU has none."""
     if device != "cuda":
         return {}
     x = torch.randn(1 << 30, device=device)
@@ -290,6 +297,7 @@ def ceilings(device: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> Any:
+    """Return the rows as a table for the terminal."""
     from rich.table import Table
 
     shown = Table("optimizer", "model", *COLUMNS)
@@ -320,7 +328,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def draw_scaling(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the time of a step against the number of parameters, and the floors of ours."""
+    """Draw the time of a step against the number of parameters, and our floors as dotted lines."""
     from matplotlib import style
     from matplotlib.figure import Figure
 

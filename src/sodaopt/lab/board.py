@@ -18,10 +18,13 @@ from .visible import visible
 
 
 class Board:
-    """Progress of many trials.
+    """Show the progress of many trials.
 
-    A terminal shows one bar for all trials and one bar for each running trial. Other outputs get
-    one line when a trial ends.
+    Each trial prints one line when it ends. A terminal also shows one bar for all trials, and one
+    bar for each running trial.
+
+    todo: the trials that will run.
+    done: the number of trials that were finished before.
     """
 
     def __init__(self, console: Console, todo: Sequence[Trial], done: int) -> None:
@@ -39,6 +42,7 @@ class Board:
         return f"{self.ended}/{self.total} runs"
 
     def poll(self) -> None:
+        """Update the bars of the running trials from their records."""
         if self.bars is None:
             return
         for trial in self.todo:
@@ -51,6 +55,7 @@ class Board:
             self.bars.update(self.tasks[trial.folder], completed=last["step"], description=text)
 
     def end(self, outcome: Outcome) -> None:
+        """Count a trial that has ended, and print its outcome."""
         trial = outcome.trial
         self.ended += 1
         self.todo.remove(trial)
@@ -76,7 +81,8 @@ def run_trials(
 ) -> list[Outcome]:
     """Run the trials that are not done. Return the outcomes of those that are still not done.
 
-    on: "here" runs them in processes of this machine, "ray" on a Ray cluster.
+    workers: the number of processes on this machine.
+    on: "here" runs the trials in these processes, "ray" on a Ray cluster.
     """
     todo = unfinished(trials)
     if len(todo) < len(trials):
@@ -127,7 +133,7 @@ def _ended(outcome: Outcome) -> str:
 
 
 def _notes(outcome: Outcome) -> list[str]:
-    """Return the messages that the run would have printed outside of a sweep."""
+    """Return the messages that the run would have printed if it were not part of a sweep."""
     run = outcome.run
     if run is None:
         return []

@@ -1,4 +1,4 @@
-"""A pull that acts only on the elements that the base optimizer moves in the same direction.
+"""A pull that acts only on the elements that the base optimizer moves in the pull's direction.
 
 This is an experiment of the studies `candidates-...`, after Cautious Weight Decay (arXiv
 2510.12402). With z0 = 0 and lam = lr wd it is Cautious Weight Decay.
@@ -14,13 +14,16 @@ from sodaopt.wrappers.soda import SODAWrapper
 
 
 class CautiousWrapper(SODAWrapper):
-    """x <- x + u + lam (z0 - x) if (z0 - x) u > 0, with the base optimizer's update u."""
+    """Pull the elements x with (z0 - x) u > 0, where u is the base optimizer's update.
+
+    These elements become x + u + lam (z0 - x), and all others x + u.
+    """
 
     def _pull(self, xs: list[Tensor], z0: list[Source], lam: float) -> Generator[None]:
         before = [x.clone() for x in xs]
         pulls = [x.clone() for x in xs]
         pull_(pulls, z0, lam)
         torch._foreach_sub_(pulls, before)
-        yield
+        yield  # here the base optimizer adds u
         for x, old, pull in zip(xs, before, pulls, strict=True):
             x.add_(pull * ((x - old) * pull > 0))

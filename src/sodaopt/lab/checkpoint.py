@@ -1,6 +1,7 @@
-"""Write and read checkpoints. A file appears complete or not at all, and two are kept.
+"""Write and read checkpoints. A run keeps its last two.
 
-A sharded run writes folders instead of files, see sharded.py.
+A file is written completely or not at all. A sharded run writes folders instead of files, see
+sharded.py.
 """
 
 import os
@@ -29,7 +30,7 @@ NOT_AN_ARCHIVE = (
     RuntimeError,
     ValueError,
 )
-"""Errors of zipfile for damaged bytes. Errors of the disk and of memory are not included."""
+"""Errors that zipfile raises for damaged bytes. Errors of the disk and of memory are excluded."""
 WRONG_CONTENT = (
     AttributeError,
     EOFError,
@@ -38,10 +39,10 @@ WRONG_CONTENT = (
     TypeError,
     ValueError,
 )
-"""Errors of torch for an archive with unexpected content."""
+"""Errors that torch raises for an archive with unexpected content."""
 PARTS = ("step", "model", "optimizer", "schedule", "loader", "rng", "smooth", "lowest", "val",
          "watch")  # fmt: skip
-"""Parts of a checkpoint. Those of version 0.1 do not have the part 'run'."""
+"""Parts that every checkpoint has. All but those of version 0.1 also have the part 'run'."""
 WEIGHTS = "weights.pt"
 FOLDER = "checkpoints"
 
@@ -65,7 +66,10 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 def save_shards(
     folder: Path, step: int, state: dict[str, Any], model: Any, optimizer: Any, first: bool
 ) -> None:
-    """Write folder/step-N.dcp. All ranks must call it, and then wait for rank 0."""
+    """Write folder/step-N.dcp. All ranks must call this, and then wait for rank 0.
+
+    first: whether this is rank 0
+    """
     path = folder / f"step-{step:08d}.dcp"
     try:
         sharded.save_shards(path, state, model, optimizer, first, write)
@@ -88,7 +92,7 @@ def remove(path: Path) -> None:
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a file completely or not at all: under another name first, then rename it."""
+    """Save a value as a file: write it under another name first, then rename it."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,13 +187,20 @@ def newest(kept: list[Path], say: Callable[[str], None]) -> tuple[Path, Any] | N
 def agreed(
     kept: list[Path], ranks: World, device: torch.device, say: Callable[[str], None]
 ) -> tuple[Path, dict[str, Any]]:
-    """Load the newest checkpoint that every rank can read. Rename the later ones."""
+    """Load the newest checkpoint that every rank can read. Return its path and its content.
+
+    Later checkpoints get the suffix .damaged.
+
+    kept: the checkpoints of the run, oldest first
+    say: called with a message for each damaged checkpoint
+    """
     best = newest(kept, say)
     last = ranks.least(step(best[0]) if best else -1, device)
     if best is None or last < 0:
-        raise Damaged(f"all checkpoints in {kept[0].parent} are damaged: remove it to start again")
+        folder = kept[0].parent
+        raise Damaged(f"all checkpoints in {folder} are damaged: remove the folder to start again")
     path, state = best
-    if step(path) != last:  # another rank cannot read this one
+    if step(path) != last:  # another rank cannot read the newest one
         path = next(p for p in kept if step(p) == last)
         state = load_state(path)
     if ranks.first:
@@ -236,4 +247,5 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def first_line(e: Exception) -> str:
+    """Return the first line of the error's message, or the error's type if it has no message."""
     return (str(e).splitlines() or [type(e).__name__])[0]

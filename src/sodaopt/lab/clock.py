@@ -1,4 +1,4 @@
-"""Measure the time of training steps, without validation and saving, and of optimizer steps."""
+"""Measure the time of training steps without validation and saving, and of optimizer steps."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ WARM = 2
 
 
 class Stopwatch:
-    """Time a run in laps. A lap ends when the host waits for the device anyway."""
+    """Time a run in laps of several steps. A lap ends when the host waits for the device anyway."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -38,15 +38,16 @@ class Stopwatch:
         return max(seconds, 1e-9)
 
     def step_seconds(self) -> float | None:
-        """Return the mean time of a step, without the first laps if there are later ones."""
+        """Return the mean seconds of a step, without the first laps if there are later ones."""
         laps = self.laps[WARM:] or self.laps
         return sum(s for _, s in laps) / sum(n for n, _ in laps) if laps else None
 
     def skip(self) -> None:
-        """Do not count the time since the last lap, which was not training."""
+        """Leave the time since the last lap out of the next one, because it was not training."""
         self.mark = time.perf_counter()
 
     def saved(self) -> None:
+        """Note that a checkpoint was saved now. Its time is not part of a lap."""
         self.mark = self.saved_at = time.perf_counter()
 
     def since_save(self) -> float:
@@ -72,7 +73,7 @@ class Stopwatch:
         self.events.clear()
 
     def optimizer_ms(self) -> float | None:
-        """Return the median time of an optimizer step."""
+        """Return the median milliseconds of an optimizer step, or None if none was measured."""
         times = sorted(self.optimizer_seconds)
         return 1e3 * times[len(times) // 2] if times else None
 

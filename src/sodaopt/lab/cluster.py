@@ -1,16 +1,16 @@
 """`sodaopt bench --cluster 8x128`: predict the optimizer's part of a step on many GPUs.
 
-The counts (bytes, products, state) are those of the library's own plans for one rank, and tests on
-two and four ranks compare them with counted ones. The times follow from the counts and a `Machine`,
-and were not measured on a cluster:
+The bytes and products of one rank are counted from the plans that the library makes. Tests on two
+and four ranks compare these counts with those of a real step. The times follow from the counts and
+a `Machine`. They were not measured on a cluster:
 
-    passes         the bytes of parameters, gradients and state, over the GPU's memory bandwidth
-    products       the products of the busiest rank
-    communication  the bytes that a rank receives, over NVLink within a node, else over the network
-    step           passes + the larger one of products and communication, which overlap, + the
-                   communication of large matrices, which does not overlap with products
+    passes         time to read and write parameters, gradients and state in the GPU's memory
+    products       time of the matrix products of the busiest rank
+    communication  time to receive the matrices, by NVLink within a node, else by the network
+    step           passes + max(products, communication that overlaps with them) + communication of
+                   large matrices, which does not overlap with products
 
-The step runs after the backward pass, and the table compares it with that pass.
+The step runs after the backward pass, so the table compares it with the time of that pass.
 """
 
 import math
@@ -47,7 +47,7 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU and its links, in FLOP/s and bytes/s. The defaults are an H100 with 400 Gb/s.
+    """A GPU and its links, in FLOP/s and bytes/s. The defaults are an H100 with a 400 Gb/s network.
 
     capacity: bytes of memory.
     training, products: the shares of `flops` that a training step and large products reach.
@@ -66,7 +66,7 @@ H100 = Machine()
 
 
 class Cluster(NamedTuple):
-    """GPUs of a node, and nodes."""
+    """The number of GPUs of a node, and the number of nodes."""
 
     gpus: int
     nodes: int
@@ -76,9 +76,11 @@ class Cluster(NamedTuple):
         return self.gpus * self.nodes
 
     def grid(self, kind: str, needed: float) -> tuple[int, int]:
-        """R replicas of S shards. Under hsdp, S is one node, doubled until a replica fits.
+        """Return (R, S): the number of replicas, and the number of shards of each.
 
-        needed: the number of GPUs whose memory one replica fills
+        Under hsdp, S is one node, and is doubled until a replica fits into the memory of S GPUs.
+
+        needed: the number of GPUs whose memory one replica fills.
         """
         S = {"ddp": 1, "fsdp": self.size}.get(kind, self.gpus)
         while kind == "hsdp" and needed > S and self.size >= 2 * S:
@@ -87,10 +89,10 @@ class Cluster(NamedTuple):
 
 
 def cluster(text: str) -> Cluster:
-    """'8x128' -> 8 GPUs in each of 128 nodes."""
+    """Parse a cluster: '8x128' is 8 GPUs in each of 128 nodes."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     if not found:
-        raise ValueError(f"--cluster is GPUs of a node x nodes, such as 8x128, got {text!r}")
+        raise ValueError(f"--cluster must be GPUs of a node x nodes, such as 8x128, got {text!r}")
     return Cluster(int(found[1]), int(found[2]))
 
 
@@ -98,9 +100,11 @@ def cluster(text: str) -> Cluster:
 class Counts:
     """The memory, traffic and products of one rank in a step, in bytes and FLOP.
 
+    shards, replicas: bytes received from the other shards, and from the other replicas.
     flops, busiest: the products of this rank, and of the rank that has most.
-    temporary: the rounds under way.
-    large: the bytes of shards and of replicas that rounds with large matrices receive.
+    temporary: memory of the rounds of the exchange that are under way.
+    passes: bytes of parameters, gradients and state that are read and written.
+    large: the parts of `shards` and `replicas` that belong to rounds with large matrices.
     """
 
     weights: int = 0
@@ -116,14 +120,16 @@ class Counts:
 
     @property
     def memory(self) -> int:
-        """Parameters, gradients, state and the temporary memory of a step."""
+        """The bytes of parameters, gradients, state and the temporary memory of a step."""
         return 2 * self.weights + self.state + self.temporary
 
 
 def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
-    """Count the step of one rank, for fp32 parameters that travel in fp32.
+    """Count the memory, traffic and products of one rank, for fp32 parameters that travel in fp32.
 
     opt: an optimizer over whole parameters, which may be on the meta device.
+    placement: how the mesh cuts the parameters.
+    grid: the ranks, and the coordinates of this one.
     """
     found, params = Counts(), list[Param]()
     for number, group in enumerate(opt.param_groups):
@@ -155,8 +161,10 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
 
 
 def elements_received(plan: Plan) -> tuple[int, int]:
-    """The elements that this rank receives from other shards, and from other replicas with padding
-    included."""
+    """Return the numbers of elements that this rank receives from other shards and other replicas.
+
+    Padding counts.
+    """
     R, _, r, s = plan.grid
     pieces = [p for p in plan.held[r] + plan.made_of if p.shard != s]
     shards, parts = plan.travels * sum(p.size for p in pieces), plan.parts
@@ -164,7 +172,7 @@ def elements_received(plan: Plan) -> tuple[int, int]:
 
 
 def elements_under_way(plans: Sequence[Plan]) -> int:
-    """The most elements of rounds that are in memory at once, by the order of their stages."""
+    """Return the most elements of all rounds that are in memory at once, during any stage."""
     most, total, held = 0, 0, [0] * len(plans)
     needed = [_needed(plan) for plan in plans]
     for stage, j in stages.schedule(plans):
@@ -175,11 +183,11 @@ def elements_under_way(plans: Sequence[Plan]) -> int:
 
 
 def _needed(n: Plan) -> dict[str, tuple[int, int]]:
-    """The most elements that a round needs within each stage, and those it holds after it."""
+    """Return, by stage, the elements that a round needs during the stage and holds after it."""
     R, own, parts = n.grid.R, n.parts[n.grid.r], n.parts
     shapes = [shape for _, shape in n.mine]
     mine, batched = sum(map(math.prod, shapes)), Counter(shapes)
-    # matrices of several tensors are copied into a batch, those that have travelled are one
+    # matrices of one shape are copied into a batch, unless they have travelled and already are one
     batch = sum(math.prod(shape) * m for shape, m in batched.items() if m > 1 and not n.travels)
     copied, matrices = _copied([n.made_of], shapes), mine if n.travels else 0
     under_way = own + mine if n.travels else 0
@@ -196,18 +204,18 @@ def _needed(n: Plan) -> dict[str, tuple[int, int]]:
 
 
 def _copied(rows: Sequence[list[Piece]], shapes: Sequence[Shape]) -> int:
-    """The elements of tensors that are copied, because their pieces are packed in another order."""
-    pieces = zip(located(rows, len(shapes)), shapes, strict=True)
-    return sum(math.prod(shape) for of, shape in pieces if not is_in_order(of, shape))
+    """Return the elements of the tensors whose pieces are packed in another order, and copied."""
+    tensors = zip(located(rows, len(shapes)), shapes, strict=True)
+    return sum(math.prod(shape) for pieces, shape in tensors if not is_in_order(pieces, shape))
 
 
 def has_polar_factors(geometry: Any) -> bool:
-    """Whether the map computes polar factors, which are the matrices that ranks share."""
+    """Whether the map computes polar factors, which the ranks divide among themselves."""
     return isinstance(getattr(geometry, "norm", None), Spectral)
 
 
 def _flops_per_unit(geometry: Any) -> int:
-    """FLOP of a polar factor over the plan's unit: each step is three products."""
+    """Return the FLOP for each unit of `Plan.work`, which is a multiply-add of one step."""
     polar = geometry.norm.polar
     return 2 * len(polar.steps) if isinstance(polar, Newton) else 1
 
@@ -235,9 +243,9 @@ class Row:
 
     @property
     def hides(self) -> str:
-        """The work that takes longer than the communication, which can then overlap with it.
+        """The work that the communication can hide behind, because that work takes longer.
 
-        "no": neither products nor the backward pass do. "none": there is no communication.
+        "no": products and backward pass are both shorter. "none": nothing is communicated.
         """
         if not self.communication:
             return "none"
@@ -249,12 +257,13 @@ class Row:
 def predict(
     model: nn.Module, method: str, c: Cluster, kind: str, tokens: int, machine: Machine
 ) -> Row:
-    """Predict a step.
+    """Predict a step of one method with one kind of parallelism.
 
     model: whole parameters, best on the meta device.
-    tokens: tokens of a step, of all GPUs together.
+    kind: one of KINDS.
+    tokens: the number of tokens of a step, on all GPUs together.
     """
-    bytes_ = 4 * FP32 * sum(p.numel() for p in model.parameters())  # with AdamW's state
+    bytes_ = 4 * FP32 * sum(p.numel() for p in model.parameters())  # also gradients, m and v
     R, S = c.grid(kind, bytes_ / (0.8 * machine.capacity))
     placement, grid = Placement((R, S), (None, 0), (0, 1)), Grid(R, S, 0, 0)
     found = counts(_optimizer(model, method), placement, grid)
@@ -277,7 +286,7 @@ def _optimizer(model: nn.Module, method: str) -> SODA:
 
 
 def _visited(model: nn.Module) -> float:
-    """The parameters that a token visits: of stacks of experts only the active ones."""
+    """Return the number of parameters that a token visits, with the active experts only."""
     active = getattr(model, "active", 1.0)
     return sum(p.numel() * (active if p.ndim == 3 else 1.0) for p in model.parameters())
 
@@ -286,7 +295,7 @@ def rows(
     model: nn.Module, c: Cluster, methods: Sequence[str] = METHODS, tokens: int = 1 << 22,
     machine: Machine = H100,
 ) -> list[Row]:  # fmt: skip
-    """Predict every method and parallelism on a cluster."""
+    """Predict a step of every method with every kind of parallelism on a cluster."""
     kinds = [kind for kind in KINDS if c.size > 1 or kind == "ddp"]
     return [predict(model, m, c, kind, tokens, machine) for kind in kinds for m in methods]
 
@@ -298,7 +307,10 @@ HEAD = (
 
 
 def cells(row: Row, adamw: Row) -> list[str]:
-    """The row of a table, beside AdamW with the same parallelism."""
+    """Return the texts of a row, in the order of HEAD.
+
+    adamw: the row of AdamW with the same parallelism.
+    """
     n = row.counts
     return [
         row.method, row.parallel, f"{n.memory / 1e9:.1f}",
@@ -310,6 +322,6 @@ def cells(row: Row, adamw: Row) -> list[str]:
 
 
 def table(found: Sequence[Row]) -> list[list[str]]:
-    """A table of rows, with its head. The rows must contain AdamW for each parallelism."""
+    """Return a table of texts that begins with HEAD. `found` needs AdamW for each parallelism."""
     base = {row.parallel: row for row in found if row.method == "adamw"}
     return [list(HEAD), *(cells(row, base[row.parallel]) for row in found)]

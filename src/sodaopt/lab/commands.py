@@ -25,7 +25,7 @@ from .train import DATA, train
 from .visible import visible
 
 INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
+"""Exit code of a command that was stopped by Ctrl-C."""
 
 
 def train_command(job: Job, folder: Path) -> str:
@@ -65,7 +65,8 @@ class Train:
         if not first:
             return 0
         if done and not run.finished and show:
-            print(visible(f"{folder} has already ended: {(run.end or {}).get('reason', DIVERGED)}"))
+            reason = (run.end or {}).get("reason", DIVERGED)
+            print(visible(f"the run in {folder} has already ended: {reason}"))
         return self._report(run, folder)
 
     def _dry(self) -> int:
@@ -113,9 +114,11 @@ class Sample:
     """Number of texts."""
 
     def __post_init__(self) -> None:
-        counts = self.top_k, self.tokens, self.count
-        if not 0 <= self.temperature < math.inf or min(counts) < 1:
-            raise ValueError("tokens, count and top_k must be at least 1, temperature at least 0")
+        for name in ("tokens", "top_k", "count"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
 
     def run(self) -> int:
         runs = records.find([self.folder])

@@ -1,7 +1,7 @@
-"""Compare variants: each one with its baseline, and the primary comparisons with a test.
+"""Compare each variant with its baseline. Test the primary comparisons.
 
-The primary comparisons are named before the runs start. Only they get p values and stars, with
-Holm's correction for their number. All others have an interval.
+Primary comparisons are named before the runs start. Only they have p values and stars, with Holm's
+correction for their number. All other comparisons have only an interval.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ from .stats import Difference, Fit, holm, stars
 from .variants import AXES, Variant, fits, scales, sweep
 
 Pairs = Sequence[tuple[str, str]]
-"""Primary comparisons: the folder names of a run of the variant and of a run of its baseline."""
+"""Primary comparisons. Each has the folder names of a run of the variant and of its baseline."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A variant and its baseline.
 
-    scale: equal for variants that can be compared
+    scale: a text that is equal for variants that can be compared
     fit: the fit of all variants of this scale, or None if no run has finished
+    difference: loss of the variant minus loss of its baseline, None if it is not known
     p: corrected p value of a primary comparison, else None
     """
 
@@ -40,10 +41,10 @@ def comparisons(variants: Sequence[Variant], primary: Pairs = ()) -> list[Compar
     """Compare each variant with its baseline, in the order of the variants."""
     at, known, named = scales(variants), fits(variants), _named(variants, primary)
     rows = []
-    for variant, base, place in zip(variants, bases(variants, named), at, strict=True):
-        fit, other = known.get(place), named.get(variant.label, base)
+    for variant, base, scale in zip(variants, bases(variants, named), at, strict=True):
+        fit, other = known.get(scale), named.get(variant.label, base)
         gap = fit.difference(variant.label, other.label) if fit and variant is not other else None
-        rows.append(Comparison(variant, other, place, fit, gap, variant.label in named))
+        rows.append(Comparison(variant, other, scale, fit, gap, variant.label in named))
     return _tested(rows)
 
 
@@ -55,6 +56,7 @@ def _named(variants: Sequence[Variant], primary: Pairs) -> dict[str, Variant]:
 
 
 def _tested(rows: list[Comparison]) -> list[Comparison]:
+    """Return the rows with the corrected p values of the primary comparisons, if all have one."""
     tested = [row for row in rows if row.primary and row.difference]
     ps = [row.difference.p for row in tested if row.difference]
     if not ps or any(p is None for p in ps):
@@ -67,15 +69,17 @@ def _tested(rows: list[Comparison]) -> list[Comparison]:
 def bases(variants: Sequence[Variant], named: dict[str, Variant] | None = None) -> list[Variant]:
     """Return the baseline of each variant.
 
-    Each scale has its own: that of its first primary comparison, or else its first variant. If the
-    first variant belongs to a sweep, the best variant of that sweep is the baseline, because nobody
-    would use a poor learning rate.
+    Each scale has its own baseline: that of its first primary comparison, or else its first
+    variant. If this variant belongs to a sweep, the best variant of the sweep is the baseline,
+    because nobody would use a poor learning rate.
+
+    named: the baselines of primary comparisons, by the label of the variant
     """
     at = scales(variants)
-    place = {variant.label: scale for variant, scale in zip(variants, at, strict=True)}
+    scale_of = {variant.label: scale for variant, scale in zip(variants, at, strict=True)}
     first: dict[str, Variant] = {}
     for other in (named or {}).values():
-        first.setdefault(place[other.label], other)
+        first.setdefault(scale_of[other.label], other)
     for line in sweep(variants, AXES[0]):
-        first.setdefault(place[line.head.label], line.head)
+        first.setdefault(scale_of[line.head.label], line.head)
     return [first[scale] for scale in at]

@@ -1,4 +1,7 @@
-"""Known decoders as modules without memory, for the cost model of `sodaopt bench --cluster`."""
+"""The parameters of well-known decoders, on the meta device.
+
+`sodaopt bench --cluster` predicts the cost of a step from them.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +14,8 @@ class Config:
     """Sizes of a decoder with gated feed-forward layers.
 
     keys: the width of keys and values.
-    experts, active: the experts of a layer, and those that a token visits. None: a dense layer.
+    experts, active: the number of experts of a layer, and of those that a token visits. If experts
+    is None, the layer is dense.
     """
 
     width: int
@@ -33,6 +37,8 @@ CONFIGS = {
 
 
 class Experts(nn.Module):
+    """The feed-forward weights of all experts of a layer, stacked."""
+
     def __init__(self, c: Config, experts: int) -> None:
         super().__init__()
         for name, shape in (
@@ -44,6 +50,8 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
+    """The parameters of one layer. It has no forward pass."""
+
     def __init__(self, c: Config) -> None:
         super().__init__()
         sides = {"q_proj": (c.width, c.width), "k_proj": (c.width, c.keys)}
@@ -75,6 +83,6 @@ class Decoder(nn.Module):
 
 
 def decoder(name: str) -> Decoder:
-    """A decoder of CONFIGS on the meta device."""
+    """Return a decoder of CONFIGS on the meta device."""
     with torch.device("meta"):
         return Decoder(CONFIGS[name])

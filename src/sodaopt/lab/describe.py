@@ -48,7 +48,10 @@ def describe(resolved: ResolvedJob) -> str:
 
 
 def without_data(job: Job) -> tuple[ResolvedJob, Dataset | None]:
-    """Resolve a job even if its data are not here. Make no files."""
+    """Resolve a job even if its data are not on this machine. Return it with its data or None.
+
+    This writes no files.
+    """
     data = None
     if job.dataset != EMBEDDED or (DATA / EMBEDDED).exists():
         with suppress(DataError):
@@ -58,6 +61,7 @@ def without_data(job: Job) -> tuple[ResolvedJob, Dataset | None]:
 
 
 def epochs(resolved: ResolvedJob, data: Dataset) -> float:
+    """Return how often the run reads its training data."""
     return resolved.tokens / data.train_tokens
 
 
@@ -80,7 +84,7 @@ def outline(resolved: ResolvedJob, data: Dataset | None, execution: Execution) -
 
 
 def summary(todo: Sequence[ResolvedJob], folders: Sequence[Path], execution: Execution) -> str:
-    """Return the list of the runs of a command, and their time."""
+    """Return one line for each run of a command, and their time."""
     lines = [
         f"{folder}  {r.name}, seed {r.job.seed}, lr {r.settings.lr:.4g}, wd {r.settings.wd:g}"
         for r, folder in zip(todo, folders, strict=True)
@@ -97,7 +101,7 @@ def gpu_cost(todo: Sequence[ResolvedJob], gpu: str, mfu: float, price: float) ->
     total = sum(r.tokens * r.shape.flops_per_token for r in todo)
     hours = total / (PEAKS[gpu] * mfu) / 3600
     lines = [
-        f"{short(total)}FLOP are {hours:,.1f} hours of one {gpu} at {mfu:.0%} of its peak, "
+        f"{short(total)}FLOP take {hours:,.1f} hours of one {gpu} at {mfu:.0%} of its peak, "
         f"and cost {hours * price:,.0f} USD at {price:g} USD an hour"
     ]
     for name in dict.fromkeys(r.job.dataset for r in todo):
@@ -118,7 +122,7 @@ def _layers(resolved: ResolvedJob) -> str:
     kinds = ", ".join(f"{name} {size(n)}" for name, n in found.state().items() if n >= 1000)
     return (
         f"{table}\n\nmemory: weights {size(weights)}, gradients {size(weights)}, optimizer state "
-        f"{size(found.total()) or '0 B'} ({kinds or 'counters'}), and the activations"
+        f"{size(found.total()) or '0 B'} ({kinds or 'counters'}), without activations"
     )
 
 
@@ -140,8 +144,8 @@ def _data(resolved: ResolvedJob, data: Dataset | None) -> str:
         return f"{have}, {epochs(resolved, data):.3g} epochs"
     if name == EMBEDDED:
         return f"data: {name}, which is part of the package"
-    shards = f", {shards_needed(resolved)} shards for one epoch" if "fineweb" in name else ""
-    return f"data: {name} is not in {DATA}{shards}. The vocabulary of the preset is assumed"
+    shards = f" One epoch needs {shards_needed(resolved)} shards." if "fineweb" in name else ""
+    return f"data: {name} is not in {DATA}.{shards} The vocabulary of the preset is assumed"
 
 
 def shards_needed(resolved: ResolvedJob) -> int:
@@ -153,7 +157,7 @@ def shards_needed(resolved: ResolvedJob) -> int:
 
 
 def time_of(todo: Sequence[ResolvedJob], execution: Execution) -> str:
-    """Estimate the time of the runs, one after the other."""
+    """Return a sentence that estimates the time of the runs, one after the other."""
     device = execution.target()
     speed, how = _speed(todo[0], device)
     if speed is None:
@@ -164,7 +168,7 @@ def time_of(todo: Sequence[ResolvedJob], execution: Execution) -> str:
 
 
 def _speed(resolved: ResolvedJob, device: torch.device) -> tuple[float | None, str]:
-    """Return tokens per second, and where the number comes from."""
+    """Return the tokens per second, or None if unknown, and the source of this number."""
     known = [speed for run in _alike(resolved, device) if (speed := tokens_per_second(run))]
     if known:
         return median(known), "from earlier runs of this size"

@@ -1,4 +1,4 @@
-"""Record the diagnostics of a run by role: of the last update before each check of the losses."""
+"""Measure the diagnostics of a run by role, at the last update before each check of the losses."""
 
 import math
 from typing import Any
@@ -14,12 +14,12 @@ TOTAL = "total"
 
 
 class RoleDiagnostics:
-    """Measure the armed steps of an optimizer. The sums stay on the device until a check.
+    """Measure some steps of an optimizer. The sums stay on the device until the losses are checked.
 
-    The distance is to the initial weights, whether the optimizer pulls to them or not. So this
-    keeps a copy of those initial weights that the optimizer does not keep.
+    Distances are to the initial weights, even if the optimizer does not pull to them. So this class
+    keeps a copy of each initial weight that the optimizer does not keep as z0.
 
-    model: still has its initial weights
+    model: must still have its initial weights
     """
 
     def __init__(self, model: nn.Module, opt: Watched) -> None:
@@ -32,11 +32,11 @@ class RoleDiagnostics:
         opt.watch(False)
 
     def arm(self, on: bool) -> None:
-        """Say whether the coming step is measured."""
+        """Set whether the next step is measured."""
         self.opt.watch(on)
 
     def take(self) -> None:
-        """Keep the sums of the step, if it was measured."""
+        """Keep the sums of the last step, if it was measured."""
         if self.opt._is_watched:
             self.away = self._distances()
             self.found = measured(self.opt, self.roles)
@@ -47,14 +47,14 @@ class RoleDiagnostics:
 
     @torch.no_grad()
     def _distances(self) -> dict[str, Tensor]:
-        """Return the squared distances by role. Forget the weights that the optimizer keeps."""
+        """Return the squared distances by role. Drop copies of weights that the optimizer keeps."""
         pulls, squares = self.opt._pulls(), dict[str, list[Tensor]]()
         for p, role in self.roles.items():
             x, pull = sharded.local(p).detach().float(), pulls.get(p)
             if pull and isinstance(pull.z0, Tensor):
                 self.initial.pop(p, None)
                 start = pull.z0
-            else:  # no pull, or a pull to zero
+            else:  # no pull, or the optimizer keeps no tensor for z0
                 start = self.initial[p]
             square = (x - start.float()).square().sum().reshape(1)
             squares.setdefault(role, []).append(sharded.total(square, p))
@@ -67,9 +67,9 @@ class RoleDiagnostics:
         return torch.cat([part.total() for part in self.found.values()] + [*self.away.values()])
 
     def rows(self, values: list[float]) -> dict[str, dict[str, float | None]]:
-        """Return the diagnostics by role, and forget them.
+        """Return the diagnostics by role, and drop the sums.
 
-        values: those of `sums` on the host
+        values: the elements of `sums()`, on the host
         """
         size = len(SUMS)
         parts = [values[j * size : (j + 1) * size] for j in range(len(self.found))]
@@ -84,5 +84,5 @@ class RoleDiagnostics:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, float | None]:
-    """Round to six digits. JSON has neither nan nor infinity."""
+    """Round to six digits. nan and infinity become None, because JSON has neither."""
     return {name: float(f"{x:.6g}") if math.isfinite(x) else None for name, x in row.items()}

@@ -5,6 +5,7 @@ import math
 RISE = 2.0
 """Nats that the smoothed loss may rise above its lowest value before the run is stopped."""
 SMOOTHING = 0.9
+"""Weight of the earlier losses in the smoothed loss."""
 
 
 class Diverged(RuntimeError):
@@ -18,7 +19,7 @@ class LossMonitor:
         self.smooth, self.lowest = math.nan, math.inf
 
     def add(self, loss: float) -> str:
-        """Add a loss. Return a description of the divergence, or an empty string."""
+        """Add a loss. Return the reason if the run has diverged, else an empty string."""
         if math.isnan(self.smooth):
             self.smooth = loss
         else:

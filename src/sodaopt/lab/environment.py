@@ -1,4 +1,4 @@
-"""Describe versions, device and source code of a run in its record."""
+"""Describe the versions, the device and the source code of a run for its record."""
 
 import os
 import platform
@@ -24,10 +24,11 @@ PEAKS = {
 }
 """Dense bf16 operations per second, from the data sheets."""
 PACKAGES = ("triton", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "torchao")
-"""Packages whose versions matter in a report of a bug."""
+"""Packages whose versions matter in a bug report."""
 
 
 def environment(device: torch.device) -> dict[str, Any]:
+    """Return the versions and the machine of a run."""
     return {
         "sodaopt": __version__,
         "torch": torch.__version__,
@@ -51,7 +52,7 @@ def processor() -> str:
 
 
 def report() -> str:
-    """Return versions and devices as text, for a report of a bug."""
+    """Return versions and devices as the text of a bug report."""
     gpus = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     found = environment(torch.device("cpu"))
     del found["world"], found["device"]
@@ -75,7 +76,8 @@ def peak(device: torch.device) -> float | None:
 def git() -> dict[str, Any]:
     """Return the commit of this source, and whether files differ from it.
 
-    A copy of the source without its history has the commit that SODAOPT_COMMIT names, if any.
+    If the source is not in its git repository, the environment variable SODAOPT_COMMIT may name the
+    commit.
     """
     copied = {"commit": name} if (name := os.environ.get("SODAOPT_COMMIT")) else {}
     here = Path(__file__).resolve().parent

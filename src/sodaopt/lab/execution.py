@@ -15,7 +15,7 @@ NO_MEMORY = "the GPU has too little memory: use a smaller --micro-batch"
 
 @dataclass(frozen=True)
 class Execution:
-    """Device, precision and saving."""
+    """Settings of the device, of speed, of saving and of logging."""
 
     device: str = "auto"
     """cpu, cuda, cuda:1, ... or auto, which is a GPU if there is one."""
@@ -42,10 +42,10 @@ class Execution:
     10."""
 
     diagnostics: bool = True
-    """Record norms, the pull and its share by role at each check of the loss."""
+    """Record norms, the pull and its share of the step, by role, at each check of the loss."""
 
     log: str = ""
-    """Also send the numbers to tensorboard, wandb or trackio, with commas between several."""
+    """Also send the numbers to tensorboard, wandb or trackio, or to several: wandb,trackio."""
 
     def __post_init__(self) -> None:
         parse_sinks(self.log)
@@ -78,7 +78,7 @@ class Execution:
         return torch.cuda.device_count() if self.device == "auto" else 0
 
     def placed(self, slot: int) -> "Execution":
-        """Return the settings for one of several workers. Each worker gets its own GPU."""
+        """Return the settings for the worker with number `slot`. Each worker gets its own GPU."""
         count = self.gpus()
         return replace(self, device=f"cuda:{slot % count}") if count > 1 else self
 
@@ -90,19 +90,26 @@ class Execution:
         return device.type == "cuda" if self.compile is None else self.compile
 
     def replays(self, device: torch.device, passes: int, world: int) -> bool:
+        """Whether the model runs as CUDA graphs.
+
+        passes: the number of forward passes of a step on this device
+        world: the number of processes
+        """
         alone = device.type == "cuda" and passes == 1 and world == 1
         return alone if self.graphs is None else self.graphs
 
     def sequences(self, batch: int, shape: Shape, world: int, device: torch.device) -> int:
-        """Return the number of sequences per forward pass. It divides this rank's share."""
+        """Return the number of sequences per forward pass. It divides the batch of this rank."""
         if batch % world:
-            raise ValueError(f"batch is {batch}: it must be a multiple of the {world} processes")
+            raise ValueError(
+                f"batch is {batch}: use a multiple of {world}, the number of processes"
+            )
         share = batch // world
         if self.micro_batch is not None:
             if share % self.micro_batch:
                 raise ValueError(
-                    f"micro_batch is {self.micro_batch}: it must divide {share}, the sequences "
-                    "of a process"
+                    f"micro_batch is {self.micro_batch}: it must divide {share}, the number of "
+                    "sequences of a process"
                 )
             return self.micro_batch
         tokens = 2**16 * 768 // max(shape.width, 384) if device.type == "cuda" else 2**14

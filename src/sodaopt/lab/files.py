@@ -14,9 +14,10 @@ HOUR = 3600.0
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a temporary file in the same folder, flush it to disk, and rename it.
+    """Write a file so that readers see the old one or the complete new one.
 
-    The next call for the same path removes the temporary file of a killed process.
+    It is written under a temporary name in the same folder, flushed to disk, and renamed. If the
+    process is killed, the next call for the same path removes the temporary file.
     """
     host = socket.gethostname()
     _remove_stale(path, host)
@@ -33,15 +34,15 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         sync_folder(path.parent)
     except BaseException as e:
         Path(name).unlink(missing_ok=True)
-        if isinstance(e, OSError) and e.errno and not e.filename:  # a full disk, say
+        if isinstance(e, OSError) and e.errno and not e.filename:  # such as a full disk
             e.filename = str(path)
         raise
 
 
 def _remove_stale(path: Path, host: str) -> None:
-    """Remove the temporary files of killed processes of this machine.
+    """Remove the temporary files that killed processes of this machine have left.
 
-    The names of version 0.1 do not contain the process, so those files must be an hour old.
+    Files of version 0.1 do not have the process in their name. They are removed after an hour.
     """
     name = re.escape(path.name)
     named = re.compile(rf"\.{name}\.(?:{re.escape(host)}\.(?P<pid>\d+)\.)?[a-z0-9_]{{8}}")
@@ -76,7 +77,7 @@ def _umask() -> int:
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process of this machine runs."""
+    """Return whether a process with this number runs on this machine."""
     if sys.platform == "win32":  # Windows has no signal 0 to test a process
         return True
     try:

@@ -12,7 +12,7 @@ class Refused(ValueError):
 
 
 def identity(resolved: ResolvedJob, fingerprint: str) -> dict[str, Any]:
-    """Return the part of a checkpoint that says which run has written it.
+    """Return the part of a checkpoint that identifies its run.
 
     fingerprint: identifies the training data
     """
@@ -20,24 +20,30 @@ def identity(resolved: ResolvedJob, fingerprint: str) -> dict[str, Any]:
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record as JSON gives it back."""
+    """Return a record as it is after it was written as JSON and read again: tuples are lists."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in record.items()}
 
 
 def check_run(run: Run, asked: dict[str, Any], folder: Path) -> None:
-    """Raise if the records in a folder are of another job, or of other data with the same name."""
+    """Raise if the records in a folder are of another job, or of other data with the same name.
+
+    asked: the identity of the run that is to be trained there
+    """
     remedy = "choose another --out, or remove the folder"
     if changes := differences(run.job, asked["job"]):
         raise Refused(f"{folder} contains another run ({changes}): {remedy}")
     if run.head.get("data", {}).get("fingerprint") not in (None, asked["fingerprint"]):
         name = asked["job"]["data"]
-        raise Refused(f"{folder} contains a run on an earlier data set {name}: {remedy}")
+        raise Refused(f"{folder} contains a run on other data with the name {name}: {remedy}")
 
 
 def check_checkpoint(path: Path, state: dict[str, Any], asked: dict[str, Any]) -> str:
-    """Raise if a checkpoint is of another run. Return a warning if it has no record.
+    """Raise if a checkpoint is of another run.
 
-    Checkpoints of version 0.1 have no record of their run.
+    Checkpoints of version 0.1 do not identify their run. Return a warning for them, and an empty
+    string for all others.
+
+    asked: the identity of the run that is to be continued
     """
     found = state.get("run")
     if found is None:
@@ -47,7 +53,7 @@ def check_checkpoint(path: Path, state: dict[str, Any], asked: dict[str, Any]) -
         raise Refused(f"{path} is of another run ({changes}): {remedy}")
     if found["fingerprint"] != asked["fingerprint"]:
         name = asked["job"]["data"]
-        raise Refused(f"{path} is of a run on an earlier data set {name}: {remedy}")
+        raise Refused(f"{path} is of a run on other data with the name {name}: {remedy}")
     return ""
 
 

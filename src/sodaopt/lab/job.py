@@ -19,23 +19,25 @@ from .optimizers import BASES, Z0, Decay, Settings, check, decays, parse
 from .presets import Preset, preset
 
 TOKENS_PER_PARAMETER = 20
-"""1x Chinchilla."""
+"""Training tokens for each parameter at a horizon of 1, called 1x Chinchilla."""
 
 
 @dataclass(frozen=True)
 class Common:
     """Settings that the runs of a comparison share.
 
-    None is the value of the preset or the optimizer."""
+    The preset or the optimizer decides a setting that is None.
+    """
 
     preset: str = "nano"
-    """nano, small, proxy, track3, or gpt- and 64m, 124m, 200m, 300m, 420m, 700m, 1b"""
+    """nano, small, proxy, track3, gpt-64m, gpt-124m, gpt-200m, gpt-300m, gpt-420m, gpt-700m or
+    gpt-1b."""
     data: str | None = None
     """embedded, a name under runs/data, or a folder of token shards."""
     lr: float | None = None
     """Peak learning rate."""
     wd: float | None = None
-    """Weight decay of the hidden matrices, times lr as in torch. Default: 0, or the preset's."""
+    """Weight decay of the hidden matrices, times lr as in torch. Default: the preset's, or 0."""
     horizon: str | None = None
     """Length of the run in units of Chinchilla (20 tokens a parameter), such as 1x."""
     steps: int | None = None
@@ -65,8 +67,8 @@ class Common:
     fade: tuple[float, float] | None = None
     """Fractions of the run between which the pull fades out, such as 0.67 0.9."""
     decay: Decay = "uniform"
-    """Strength of the pull: uniform is 1/(k+2), coupled is that times the ratio of lr to the
-    largest lr, and squared is that times the square of the ratio."""
+    """Strength of the pull: uniform is 1/(k+2), coupled is uniform * (lr / largest lr), and squared
+    is uniform * (lr / largest lr)^2."""
     eval_every: int | None = None
     """Steps between validations."""
     eval_tokens: int | None = None
@@ -139,7 +141,8 @@ class ResolvedJob:
     def lr_factor(self, k: int) -> float:
         """Return the factor of the learning rate at step k.
 
-        It rises linearly over the warmup, is 1, and falls linearly to zero over the warmdown.
+        It rises linearly during the warmup, then is 1, and falls linearly to zero during the
+        warmdown.
         """
         rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
         fall = min(1.0, (self.steps - k) / self.warmdown) if self.warmdown else 1.0
@@ -158,7 +161,7 @@ class ResolvedJob:
         """Return all settings as a flat dict, for run files and tables."""
         shape = asdict(self.shape)
         del shape["design"]  # the preset decides it
-        # runs from before the setting have no decay in their record, and must keep their keys
+        # records from before this setting do not have it, and their runs must keep their keys
         decay = {} if self.settings.decay == "uniform" else {"decay": self.settings.decay}
         return {
             "optimizer": str(self.name), "preset": self.job.preset, "data": self.job.dataset,
@@ -179,7 +182,7 @@ class ResolvedJob:
 
 
 def resolve(job: Job, vocab: int) -> ResolvedJob:
-    """Give every setting of a job its value.
+    """Return the job with a value for every setting, from the job, its preset or its optimizer.
 
     vocab: vocabulary of the data set. The model pads it to a multiple of 128.
     """
@@ -230,7 +233,7 @@ def _length(job: Job, p: Preset, shape: Shape, batch: int) -> tuple[int, int]:
 
 
 def chinchilla(text: str) -> float:
-    """'4x' -> 4.0"""
+    """Parse a horizon: '4x' -> 4.0"""
     found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)x?", text.strip().lower())
     value = float(found[1]) if found else math.nan
     if not value > 0:
@@ -241,7 +244,7 @@ def chinchilla(text: str) -> float:
 
 
 def vary(job: Job, **changes: Any) -> Job:
-    """Return the job with other settings."""
+    """Return the job with some settings changed."""
     known = [f.name for f in fields(Job)]
     for name in changes:
         if name not in known:

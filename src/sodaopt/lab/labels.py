@@ -15,7 +15,7 @@ ALWAYS = ("lr", "wd")
 
 
 def value(x: Any) -> str:
-    """Format a value. Small powers of two get an exponent: 0.0009765625 -> '2^-10'."""
+    """Return a setting as text. Small powers of two are powers: 0.0009765625 -> '2^-10'."""
     if isinstance(x, float) and math.isfinite(x):
         mantissa, exponent = math.frexp(x)
         if mantissa == 0.5 and exponent <= -3:  # 1/16 and below
@@ -37,7 +37,7 @@ def number(text: str) -> float:
 
 
 def parser_rules() -> Any:
-    """Return the rules of the argument parser: a number may be written as 2^-11."""
+    """Return a rule for the argument parser tyro: a number may be written as 2^-11."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
     rules = ConstructorRegistry()
@@ -68,7 +68,7 @@ def key(job: Record) -> str:
 
 
 def differing(jobs: Sequence[Record]) -> list[str]:
-    """Return the settings that differ between the jobs, without the seed."""
+    """Return the names of the settings that differ between the jobs, besides optimizer and seed."""
     names = dict.fromkeys([*ORDER, *(name for job in jobs for name in job)])
     return [
         name
@@ -78,7 +78,7 @@ def differing(jobs: Sequence[Record]) -> list[str]:
 
 
 def distinguishing(jobs: Sequence[Record]) -> list[str]:
-    """Return the settings that a label needs.
+    """Return the names of the settings that a label needs to tell the jobs apart.
 
     A preset decides width, depth and steps, so a label with the preset does not need them.
     """
@@ -90,6 +90,7 @@ def distinguishing(jobs: Sequence[Record]) -> list[str]:
 
 
 def _classes(jobs: Iterable[Record], names: Sequence[str]) -> int:
+    """Return the number of different labels that these settings make."""
     return len({tuple(value(job.get(name)) for name in names) for job in jobs})
 
 

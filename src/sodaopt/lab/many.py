@@ -40,13 +40,13 @@ class Many:
     workers: int | None = None
     """Number of processes. Default: one for each CPU core, or one for each GPU."""
     on: Literal["here", "ray"] = "here"
-    """Where the runs are: on this machine, or on a Ray cluster (pip install 'sodaopt[ray]')."""
+    """Where to train: on this machine, or on a Ray cluster (pip install 'sodaopt[ray]')."""
     out: Path | None = None
     """Folder for the runs and report.html. Default: runs/compare or runs/sweep."""
     title: str = ""
     """Title of the report."""
     dry_run: bool = False
-    """Describe the runs and stop. The data need not be here."""
+    """Describe the runs and stop. This works without the data."""
 
     def __post_init__(self) -> None:
         for name in self.optimizers:
@@ -60,6 +60,8 @@ class Many:
         """Run the jobs that are not done, and report on all of them. Return the exit code.
 
         An interrupted command reports on the runs that are done.
+
+        primary: pairs (variant, baseline) that get a p value
         """
         if self.dry_run:
             return self._dry(jobs, out)
@@ -85,17 +87,23 @@ class Many:
         return 1 if any(o.error for o in failed) else INTERRUPTED if failed else 0
 
     def _dry(self, jobs: Sequence[Job], out: Path) -> int:
-        found = {(r := without_data(job)[0]).key: r for job in jobs}
         first, data = without_data(jobs[0])
+        resolved = [without_data(job)[0] for job in jobs]
+        by_key = {job.key: job for job in resolved}
         print(outline(first, data, self.execution), "", sep="\n")
-        print(summary(list(found.values()), [out / key for key in found], self.execution))
+        print(summary(list(by_key.values()), [out / key for key in by_key], self.execution))
         return 0
 
 
 def placed(
     execution: Execution, workers: int | None, count: int, size: str
 ) -> tuple[int, Execution]:
-    """Return the number of workers for so many runs, and the execution with their threads."""
+    """Return the number of workers, and the execution settings with each worker's CPU threads.
+
+    workers: the number that the user asked for, or None
+    count: the number of runs
+    size: the name of their preset
+    """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     cpu = execution.target().type == "cpu"
@@ -107,7 +115,7 @@ def placed(
 
 
 def report(trials: Sequence[Trial], plan: Plan, out: Path, board: Console, to: Output) -> None:
-    """Print the table and write the page, if a run has a loss."""
+    """Print a table of the runs and write report.html, if a run has a validation loss."""
     runs = [run for trial in trials if (run := trial.run()) is not None]
     if not any(run.of("val") for run in runs):
         return
@@ -126,7 +134,7 @@ class Compare(Many):
     """Seeds of each optimizer, such as 0 1 2 or 0-4."""
     primary: tuple[str, ...] = ()
     """Optimizers to test against the first one, with p values. Default: the second one. The others
-    get intervals only."""
+    get confidence intervals only."""
 
     def run(self) -> int:
         if not self.optimizers:
@@ -135,7 +143,7 @@ class Compare(Many):
         primary = [str(parse(name)) for name in self.primary] or names[1:2]
         for name in primary:
             if name not in names[1:]:
-                raise ValueError(f"primary {name} must be one of the optimizers after the first")
+                raise ValueError(f"primary is {name}: it must be an optimizer after the first")
         jobs = [
             Job(**plain(self.common), optimizer=name, seed=seed)
             for seed in parse_seeds(self.seeds)

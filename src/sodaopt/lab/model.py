@@ -1,9 +1,9 @@
-"""The paper's nanoGPT: a decoder of plain matrices, sized by width and depth.
+"""The paper's nanoGPT: a decoder whose parameters are matrices, of any width and depth.
 
 The model has rotary positions, separate q, k and v, a squared ReLU times a factor, and no biases.
-RMSNorm without gains is applied before attention, MLP and head, and to q and k. Embedding and head
-share one matrix, with the `nn.Linear` initialisation of the head. Output projections start at zero.
-A `Design` changes any of these choices.
+RMSNorm without gains is applied before attention, MLP and head, and to q and k. The embedding and
+the head share one matrix, which is initialised as the `nn.Linear` of the head. Output projections
+start at zero. A `Design` changes any of these choices.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 ROTARY_BASE = 10_000.0
 HALF_ROTARY_BASE = 1024.0
 LOGITS = 2**28
-"""Most logits in memory at once. The loss of more logits is computed in pieces."""
+"""The most logits in memory at once. The loss of more logits is computed in pieces."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Design:
     """Choices of the architecture besides its sizes. The defaults are the paper's."""
 
     tied: bool = True
-    """Embedding and head share a matrix. Otherwise the embedding starts at N(0, 1), the head at 0.
-    """
+    """The embedding and the head share a matrix. Otherwise the embedding starts at N(0, 1), and the
+    head at 0."""
     biases: bool = False
     """Linear layers have biases, which start at zero."""
     gains: bool = False
@@ -33,19 +33,22 @@ class Design:
     embedding_norm: bool = False
     """RMSNorm follows the embedding."""
     half_rotary: bool = False
-    """Half of the pairs of a head are not rotated. The others have frequencies of 1 to 1/1024."""
+    """Half of the pairs of a head are not rotated. The others have frequencies from 1 to 1/1024."""
     attention_scale: float | None = None
-    """Factor of q k, 1 / sqrt(head_dim) if None."""
+    """Factor of the products of q and k. None: 1 / sqrt(head_dim)."""
     softcap: float | None = None
-    """Bound c of the logits: c x / sqrt(x^2 + c^2)."""
+    """Bound c of the logits. The logit x becomes c x / sqrt(x^2 + c^2)."""
     normal: bool = False
     """Hidden matrices start at N(0, 0.33 / d_in), which is close to the variance of nn.Linear."""
     bf16_embedding: bool = False
-    """The embedding has 16 bits. Under autocast, so does the residual stream."""
+    """The embedding is in bf16. Under autocast, the residual stream is in bf16 too."""
 
     def __post_init__(self) -> None:
         if self.tied and self.bf16_embedding:
-            raise ValueError("a tied embedding has the dtype of the head: use tied=False")
+            raise ValueError(
+                "bf16_embedding is True, but a tied embedding has the dtype of the head: use "
+                "tied=False"
+            )
 
 
 PAPER = Design()
@@ -77,13 +80,13 @@ class Shape:
             raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
         if self.design.half_rotary and self.head_dim % 4:
             raise ValueError(
-                f"head_dim must be a multiple of 4 for half-truncated rotary positions, got "
+                f"head_dim must be a multiple of 4 if half of its pairs are not rotated, got "
                 f"{self.head_dim}"
             )
 
     @property
     def matrices(self) -> int:
-        """Number of parameters that multiply each token."""
+        """Number of parameters in the matrix products of each token."""
         return self.vocab * self.width + self.depth * 12 * self.width**2
 
     @property
@@ -113,6 +116,10 @@ class RMSNorm(nn.Module):
 
 
 def linear(d_in: int, d_out: int, design: Design, zero: bool = False) -> nn.Linear:
+    """Return a linear layer, initialised as the design says.
+
+    zero: the weights start at zero in any design
+    """
     layer = nn.Linear(d_in, d_out, bias=design.biases)
     if zero:
         nn.init.zeros_(layer.weight)
@@ -166,7 +173,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder. model(ids, targets) is the loss, model(ids) the logits of the last position."""
+    """A decoder. model(ids, targets) returns the mean loss of all positions, and model(ids) returns
+    the logits of the last position."""
 
     cos: Tensor
     sin: Tensor
@@ -207,7 +215,10 @@ def norm(x: Tensor, gains: Tensor | None = None) -> Tensor:
 
 
 def rotary(context: int, dim: int, half: bool = False) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of the angles, each of shape (context, dim / 2)."""
+    """Return the cosines and the sines of the rotary angles, each of shape (context, dim / 2).
+
+    half: half of the angles are zero, see `Design.half_rotary`
+    """
     frequencies = ROTARY_BASE ** -(torch.arange(0, dim, 2).float() / dim)
     if half:
         turning = HALF_ROTARY_BASE ** -torch.linspace(0, 1, dim // 4)
@@ -241,7 +252,7 @@ def cross_entropy(
         bias = None if bias is None else bias.to(dtype)
     with torch.autocast(device, enabled=False):
         pieces = max(1, -(-h.shape[0] * weight.shape[0] // LOGITS))
-        # A GPU compiles _Pieces to one kernel. On a CPU it is slower than the plain form.
+        # On a GPU, torch.compile makes one kernel of _Pieces. On a CPU, _plain is faster.
         fused = pieces > 1 or device == "cuda"
         if not (fused and torch.is_grad_enabled()):
             return _plain(h, weight, targets, bias, softcap, pieces)
@@ -274,7 +285,10 @@ def _plain(
 
 
 class _Pieces(torch.autograd.Function):
-    """Cross-entropy with gradients in the forward pass, piece by piece, to keep no logits."""
+    """Cross-entropy whose forward pass computes the gradients too, piece by piece.
+
+    So the logits of a piece are freed before the next piece.
+    """
 
     @staticmethod
     def forward(

@@ -19,7 +19,7 @@ from .checkpoint import WEIGHTS
 from .sweep import Outcome, Trial, work
 
 ERROR = "error"
-"""The name of the last part of a trial, which is a message or empty."""
+"""The name of the last part of a trial. Its content is the error, or empty."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class OnRay:
     """Run trials as Ray tasks, one on each free CPU or GPU.
 
     poll: called while trials run.
-    attempts: how often a trial is started before it is given up.
+    attempts: how often a trial is started at most.
     """
 
     poll: Callable[[], None] = lambda: None
@@ -45,7 +45,7 @@ class OnRay:
                 ready, _ = ray.wait(list(running), timeout=0.2, fetch_local=False)
                 for parts in ready:
                     trial = running[parts]
-                    lost, ended = _take(ray, parts, trial)
+                    lost, ended = _receive(ray, parts, trial)
                     if lost and starts[trial.folder] < self.attempts:
                         del running[parts]
                         running[self._start(ray, trial, starts)] = trial
@@ -68,8 +68,12 @@ class OnRay:
         return task.remote(trial.text(), os.getcwd())
 
 
-def _take(ray: Any, parts: Any, trial: Trial) -> tuple[str, str | None]:
-    """Write the next part of a trial. Return why its worker was lost, or its message at the end."""
+def _receive(ray: Any, parts: Any, trial: Trial) -> tuple[str, str | None]:
+    """Write the next part of a trial to its folder. Return (lost, ended).
+
+    lost: why the worker of the trial was lost, or ''
+    ended: the error of a trial that has ended, or '' if there was none. None: the trial goes on.
+    """
     try:
         name, content = ray.get(next(parts))
     except ray.exceptions.RayError as e:
@@ -86,7 +90,8 @@ def _take(ray: Any, parts: Any, trial: Trial) -> tuple[str, str | None]:
 def parts_of(text: str, where: str) -> Iterator[tuple[str, bytes]]:
     """Run a trial on a node. Yield its records as they appear, its weights, and its error.
 
-    where: the folder to run in if the node has it, because data sets are found from there.
+    where: the folder of the command. The trial runs in it if the node has it, because the paths of
+    data sets are relative to it.
     """
     if Path(where).is_dir():
         os.chdir(where)
@@ -108,6 +113,6 @@ def parts_of(text: str, where: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _after(path: Path, sent: int) -> bytes:
-    """The complete lines of a file after the bytes already sent."""
+    """Return the complete lines of a file after its first `sent` bytes."""
     new = path.read_bytes()[sent:] if path.exists() else b""
     return new[: new.rfind(b"\n") + 1]

@@ -1,4 +1,4 @@
-"""Build the optimizers of the lab: a name of the library with the settings of a job.
+"""Build the optimizers of the lab from a name and the settings of a job. Some names:
 
 muon   soda(muon)   soda_all(muon)   soda_tied(muon)   schedule_free(adamw)   gpa(soda(muon))
 """
@@ -33,7 +33,7 @@ from .cautious import CautiousWrapper
 
 @dataclass(frozen=True)
 class Base:
-    """The paper's settings of a base, besides those that the library has."""
+    """The paper's settings of a base optimizer, without those that the library has."""
 
     lr: float
     activation: float = 1.0
@@ -41,7 +41,7 @@ class Base:
     warmup: float = 0.0
     """Fraction of the run over which the learning rate rises."""
     decays: bool = False
-    """Whether it accepts a weight decay, which acts on the hidden matrices."""
+    """Whether the base optimizer accepts a weight decay, which acts on the hidden matrices."""
 
 
 BASES = {
@@ -53,16 +53,16 @@ BASES = {
     "lion": Base(LR["lion"], warmup=0.05, decays=True),
 }
 CAUTIOUS = {"cautious": MATRICES, "cautious_wd": MATRICES}
-"""Experimental pulls, which are wrappers only."""
+"""The roles that experimental pulls act on. These pulls exist as wrappers only."""
 PULLS = PULLED | CAUTIOUS
 _NAMES = every_name(BASES, PULLED, AVERAGED) | every_name(BASES, CAUTIOUS)
 NAMES = [text for text, name in _NAMES.items() if not name.is_anchored_twice]
 
 
 def parse(text: str) -> Name:
-    """Parse a name, and give equal optimizers one name.
+    """Parse a name. Optimizers that are equal in the lab get the same name.
 
-    A job has its own weight decay, so adam is adamw. A pull replaces Scion's pull to the origin, so
+    The job sets the weight decay, so adam is adamw. A pull replaces Scion's pull to the origin, so
     soda(scion) is soda(uscion).
     """
     name = names.parse(text, every_name(RECIPES, PULLS, AVERAGED))
@@ -96,7 +96,7 @@ class Settings:
     fade: tuple[float, float] | None = None
     decay: Decay = "uniform"
     recipe: Recipe | None = None
-    """Rules of the layer plan instead of the base's."""
+    """Rules of the layer plan, instead of the base optimizer's."""
 
 
 DECAYS: dict[Decay, schedules.Coef] = {
@@ -104,7 +104,7 @@ DECAYS: dict[Decay, schedules.Coef] = {
     "coupled": schedules.coupled(schedules.uniform),
     "squared": schedules.coupled(schedules.coupled(schedules.uniform)),
 }
-"""Strengths of the wrapper's pull."""
+"""Strengths of the pull, by their names."""
 
 
 def check(name: Name, s: Settings) -> None:
@@ -119,7 +119,7 @@ def check(name: Name, s: Settings) -> None:
     if s.z0 not in get_args(Z0):
         raise ValueError(unknown("z0", s.z0, get_args(Z0)))
     if s.z0 != "init" and name.pull and name.average:
-        raise ValueError(f"z0 is {s.z0}: only soda_dagger and soda(...) have it, not {name}")
+        raise ValueError(f"z0 is {s.z0}, but only soda_dagger and soda(...) have it, not {name}")
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
     defaults = Settings(s.lr)
@@ -132,9 +132,12 @@ def check(name: Name, s: Settings) -> None:
 
 def _check_momentum(name: Name, s: Settings) -> None:
     given = {k: v for k, v in (("alpha", s.alpha), ("alpha_bar", s.alpha_bar)) if v is not None}
-    if given and name.base not in SPECTRAL:
-        raise ValueError(f"only {', '.join(SPECTRAL)} have alpha and alpha_bar, not {name.base}")
     for setting, value in given.items():
+        if name.base not in SPECTRAL:
+            raise ValueError(
+                f"{setting} is {value}, but only {', '.join(SPECTRAL)} have alpha and alpha_bar, "
+                f"not {name.base}: leave out {setting}"
+            )
         if not 0 <= value <= 1:
             raise ValueError(f"{setting} must be between 0 and 1, got {value}")
 
@@ -145,7 +148,7 @@ SPECTRAL = ("muon", "scion", "uscion", "soda_dagger")
 def build(name: Name, model: nn.Module, s: Settings, process_group: Any = None) -> Watched:
     """Build the optimizer for a model. A pull begins at the end of the warmup.
 
-    process_group: the ranks that have the same plain parameters, and share the work.
+    process_group: the ranks that have the same plain parameters and share the work of a step
     """
     check(name, s)
     if name.pull and not name.average:
@@ -156,7 +159,7 @@ def build(name: Name, model: nn.Module, s: Settings, process_group: Any = None) 
 
 
 def _wrapped(name: Name, model: nn.Module, s: Settings, process_group: Any) -> SODAWrapper:
-    """Pull with a wrapper, as Algorithm 1 of the paper does."""
+    """Build a base optimizer inside a wrapper that pulls, as in Algorithm 1 of the paper."""
     planned = plan(model, recipe(name, s))
     opt = SODA(planned.groups(), s.lr, process_group=process_group)
     pull: dict[str, Any] = {"decay": _pull(s), "start": s.warmup_steps}
@@ -170,6 +173,7 @@ def _wrapped(name: Name, model: nn.Module, s: Settings, process_group: Any) -> S
 
 
 def _pull(s: Settings) -> schedules.Coef:
+    """Return the schedule of the pull's strength."""
     pull = DECAYS[s.decay]
     if s.fade is None:
         return pull
@@ -187,7 +191,7 @@ def recipe(name: Name, s: Settings) -> dict[str, Rule]:
 
 
 def _tuned(rule: Rule, name: Name, s: Settings) -> Rule:
-    """Return the rule with another momentum or centre. Muon's Adam layers keep theirs."""
+    """Return the rule with the momentum and z0 of the settings. Muon's Adam layers keep theirs."""
     method: Method = rule.method
     if name.base == "muon" and method.name != "muon":
         return rule

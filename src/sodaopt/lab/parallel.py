@@ -1,4 +1,7 @@
-"""Several processes that train one model: torchrun starts them, torch shares the model."""
+"""Train one model in several processes.
+
+torchrun starts the processes, and torch shares the model and the batches among them.
+"""
 
 import os
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ class World:
         return self.rank == 0
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
+        """Replace a tensor by its mean over all processes, and return it."""
         if self.size > 1:
             dist.all_reduce(value)
             value /= self.size
@@ -55,7 +59,7 @@ class World:
 
 
 def join_world(device: torch.device) -> World:
-    """Join the process group, if torchrun started several processes."""
+    """Join the process group if torchrun started several processes. Return rank and size."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -71,8 +75,9 @@ def join_world(device: torch.device) -> World:
 def _own(store: Any) -> Any:
     """Return the part of torchrun's store that belongs to this restart.
 
-    The rest has the addresses of processes that are gone. On several nodes only
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, because nodes count restarts differently.
+    The rest of the store has the addresses of processes that have ended. On several nodes the whole
+    store is returned, because nodes count restarts differently. Restarts on several nodes need
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
     """
     alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -101,7 +106,7 @@ def parallelize(model: GPT, execution: Execution, ranks: World, device: torch.de
 
 
 def _grid(execution: Execution, ranks: World) -> tuple[int, ...]:
-    """The shape of the mesh: shards, or replicas x shards."""
+    """Return the shape of the mesh: (shards,), or (replicas, shards)."""
     if execution.parallel == "fsdp":
         return (ranks.size,)
     shards = execution.shards or int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
@@ -111,12 +116,17 @@ def _grid(execution: Execution, ranks: World) -> tuple[int, ...]:
 
 
 def accumulating(module: Any, last: bool) -> AbstractContextManager[Any]:
-    """The context of one of several backward passes of a step. Replicas exchange their gradients in
-    the last one only. Shards reduce theirs in each, so that no rank has a whole gradient."""
+    """Return the context for one of the backward passes of a step.
+
+    Replicas exchange their gradients in the last pass only. Shards reduce their gradients in every
+    pass, so that no rank holds a whole gradient.
+
+    last: whether this is the last pass of the step
+    """
     if is_sharded(module):
         module.set_requires_all_reduce(last)
-    is_open = isinstance(module, DistributedDataParallel) and not last
-    return module.no_sync() if is_open else nullcontext()
+    exchanges_later = isinstance(module, DistributedDataParallel) and not last
+    return module.no_sync() if exchanges_later else nullcontext()
 
 
 def is_sharded(model: Any) -> bool:
@@ -125,19 +135,25 @@ def is_sharded(model: Any) -> bool:
 
 
 def forget_gathered(module: Any) -> None:
-    """Make the next forward pass gather the weights again. After a forward pass without a backward
-    pass, FSDP keeps the gathered weights of its root module, and the optimizer may change them."""
+    """Make the next forward pass gather the weights again.
+
+    After a forward pass without a backward pass, FSDP keeps the gathered weights of its root
+    module. They are out of date after the next optimizer step.
+    """
     if is_sharded(module):
         module.reshard()
 
 
 def process_group(module: Any) -> Any:
-    """The ranks that have the same parameters, if each of them has them whole."""
+    """Return the ranks that hold the same whole parameters, as under DDP, or None."""
     return module.process_group if isinstance(module, DistributedDataParallel) else None
 
 
 def whole_weights(model: GPT) -> dict[str, Any]:
-    """The weights on the host of rank 0. All ranks must call it, and the others get nothing."""
+    """Return the weights of the model.
+
+    If the model is sharded, all ranks must call this. Only rank 0 gets the weights, in host memory.
+    """
     if not is_sharded(model):
         return model.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -147,7 +163,7 @@ def whole_weights(model: GPT) -> dict[str, Any]:
 
 
 def whole_model(model: GPT, weights: dict[str, Any]) -> GPT:
-    """The model itself, or if it is sharded, a copy with these weights."""
+    """Return the model itself, or if it is sharded, an unsharded copy with these weights."""
     if not is_sharded(model):
         return model
     copy = GPT(model.shape)
@@ -168,14 +184,17 @@ def explained(ranks: World) -> Iterator[None]:
         if ranks.size == 1 or not _is_lost(e):
             raise
         raise LostRank(
-            f"rank {ranks.rank} lost the connection to another rank, which stopped: see its "
-            "messages. Run the same command again, and it continues from the last checkpoint. "
-            "`torchrun --max-restarts 3` does so by itself"
+            f"rank {ranks.rank} lost the connection to another rank, which stopped: see the "
+            "messages of that rank. Run the same command again to continue from the last "
+            "checkpoint, or start it with `torchrun --max-restarts 3`"
         ) from e
 
 
 def _is_lost(e: BaseException | None) -> bool:
-    """Whether a collective failed. Gloo raises a plain RuntimeError with the name of its file."""
+    """Whether the error or one of its causes is a failed collective.
+
+    Gloo raises a plain RuntimeError, whose message has the name of a source file of gloo.
+    """
     while e is not None:
         if isinstance(e, dist.DistError) or "gloo" in str(e):
             return True

@@ -1,4 +1,4 @@
-"""Other libraries' optimizers, for `sodaopt bench --against`. Only installed ones are built."""
+"""Build other libraries' optimizers for `sodaopt bench --against`, if they are installed."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from sodaopt import hidden
 Build: TypeAlias = Callable[[nn.Module], Any]
 
 DION = "DION_PATH"
-"""The variable that names a checkout of Dion, which is not on PyPI."""
+"""The environment variable with the path of a checkout of Dion, which is not on PyPI."""
 
 
 class Together:
@@ -35,7 +35,7 @@ class Together:
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The hidden matrices, and the other parameters."""
+    """Return the hidden matrices, and the other parameters."""
     matrices = hidden(model)
     chosen = set(matrices)
     return matrices, [p for p in model.parameters() if p not in chosen]
@@ -50,8 +50,8 @@ def _fuses(params: list[nn.Parameter]) -> bool | None:
     return True if params and params[0].is_cuda else None
 
 
-def _marked(module: str, name: str) -> Build:
-    """Muon that runs AdamW itself, for groups without the mark."""
+def _muon_with_adamw(module: str, name: str) -> Build:
+    """Return a builder for a Muon that runs AdamW in groups with use_muon=False."""
 
     def build(model: nn.Module) -> Any:
         matrices, rest = split(model)
@@ -89,9 +89,9 @@ PEERS: dict[str, dict[str, Build]] = {
         "torch AdamW": adamw,
         "torch Muon": lambda model: Together(model, torch.optim.Muon),
     },
-    "muon": {"Keller Jordan's Muon": _marked("muon", "SingleDeviceMuonWithAuxAdam")},
+    "muon": {"Keller Jordan's Muon": _muon_with_adamw("muon", "SingleDeviceMuonWithAuxAdam")},
     "pytorch_optimizer": {
-        "pytorch_optimizer Muon": _marked("pytorch_optimizer", "Muon"),
+        "pytorch_optimizer Muon": _muon_with_adamw("pytorch_optimizer", "Muon"),
         "pytorch_optimizer SCION": _scion,
     },
     "schedulefree": {"schedulefree AdamW": _schedulefree},

@@ -30,22 +30,22 @@ class Preset:
     eval_every: int = 125
     eval_tokens: int = 10 * 2**20
     vocab: int | None = None
-    """Vocabulary that the preset is meant for. The data set decides the actual one."""
+    """Size of the vocabulary that the preset is meant for. The data set decides the actual size."""
     published: tuple[int, int] | None = None
     """Steps and warmdown at 1x, if the paper gives them."""
     lr: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of bases that differ from the paper's."""
+    """Learning rates that differ from the paper's, by base optimizer."""
     threads: int | None = None
-    """CPU threads, if more of them make a run slower."""
+    """Number of CPU threads, for presets that more threads make slower."""
     design: Design = PAPER
     steps: int | None = None
-    """Steps of a run without a horizon."""
+    """Number of steps of a job without a horizon, instead of the preset's horizon."""
     warmdown: float = WARMDOWN
     """Fraction of the run over which the learning rate falls to zero."""
     wd: Mapping[str, float] = field(default_factory=dict)
-    """Weight decay of bases, 0 for the others."""
+    """Weight decay by base optimizer. The others have none."""
     recipes: Mapping[str, Recipe] = field(default_factory=dict)
-    """Recipes of the layer plan for bases that differ from the paper's."""
+    """Recipes of the layer plan that differ from the paper's, by base optimizer."""
     eval_late: int | None = None
     """Steps between validations in the last tenth of the run."""
     shuffled: bool = True
@@ -58,7 +58,7 @@ def _paper(width: int, **more: Any) -> Preset:
 
 
 NANO_LR = {"adamw": 2**-7, "muon": 2**-9, "soda_dagger": 2**-11}
-"""The best powers of two of `sodaopt sweep NAME --over lr=...`. Scion has the paper's."""
+"""The best powers of two of `sodaopt sweep NAME --over lr=...`. Scion keeps the paper's rate."""
 
 # -- modded-nanogpt's track 3 ---------------------------------------------------------------------
 
@@ -74,10 +74,10 @@ TRACK3_DESIGN = Design(
     bf16_embedding=True,
 )
 TRACK3_POLAR = Newton("track3", ((2.0, -1.5, 0.5),) * 12)
-"""modded-nanogpt, records/track_3_optimization/train_gpt_simple.py"""
+"""Muon's iteration in modded-nanogpt, records/track_3_optimization/train_gpt_simple.py."""
 TRACK3_LR, TRACK3_BATCH = 0.025, 512
 TRACK3_EPS = 1e-10 / (TRACK3_BATCH * 1024)
-"""Adam's eps. The script has 1e-10 for gradients of a loss summed over the batch, and the lab's
+"""Adam's eps. The script has 1e-10, and its loss is the sum over the tokens of a batch. The lab's
 loss is the mean."""
 
 

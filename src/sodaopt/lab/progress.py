@@ -14,7 +14,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """No output, for workers. Their records contain everything."""
+    """Show nothing, in workers. Their records contain everything."""
 
     def step(self, record: dict[str, Any]) -> None:
         pass
@@ -27,7 +27,7 @@ class Silent:
 
 
 class Lines:
-    """A line every few seconds, for logs."""
+    """Print a line every few seconds, for logs."""
 
     def __init__(self, total: int, every: float = 5.0) -> None:
         self.total, self.every, self.last = total, every, 0.0
@@ -45,7 +45,7 @@ class Lines:
 
 
 class Bar:
-    """A bar with the loss, the speed and the time left."""
+    """Show a bar with the loss, the speed and the time left."""
 
     def __init__(self, total: int) -> None:
         from rich import progress
@@ -86,17 +86,18 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def short(n: float) -> str:
-    """12345 -> 12.3k"""
+    """Format a number with a unit: 12345 -> '12.3k'."""
     power = sum(n >= 0.9995 * 1000.0**k for k in range(1, 7))
     return f"{n / 1000**power:.3g}{' kMGTPE'[power].strip()}"
 
 
 def clock(seconds: float) -> str:
-    """75 -> 1:15"""
+    """Format a time in seconds: 75 -> '1:15'."""
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 def progress(total: int) -> Progress:
+    """Return the display for a run of `total` steps: a bar on a terminal, else lines."""
     return Bar(total) if sys.stdout.isatty() else Lines(total)

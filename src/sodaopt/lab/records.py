@@ -36,7 +36,10 @@ Record = dict[str, Any]
 
 
 class Writer:
-    """Append records to the file of a run, after the incomplete last line of a killed process."""
+    """Append records to the file of a run.
+
+    If a killed process has left an incomplete last line, the records begin on a new line.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,9 +50,9 @@ class Writer:
             self.file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        """Write one line. It survives if the process is killed afterwards.
+        """Write a record as one line, which stays if the process is killed afterwards.
 
-        The first and the last line of a run survive a power cut too, like its checkpoints.
+        The first and the last line of a run survive a power cut too, as its checkpoints do.
         """
         line = json.dumps({"kind": kind} | {k: _plain(v) for k, v in values.items()})
         try:
@@ -65,7 +68,7 @@ class Writer:
             ) from e  # fmt: skip
 
     def close(self) -> None:
-        with suppress(OSError):  # write has raised it already
+        with suppress(OSError):  # `write` has raised the same error
             self.file.close()
 
 
@@ -88,7 +91,7 @@ class Run:
 
     @property
     def job(self) -> Record:
-        """The settings that decide the numbers: optimizer, lr, wd, seed, steps, ..."""
+        """The settings that decide the losses: optimizer, lr, wd, seed, steps, ..."""
         return self.head.get("job", {})  # type: ignore[no-any-return]
 
     @property
@@ -97,7 +100,7 @@ class Run:
 
     @cached_property
     def end(self) -> Record | None:
-        """The end record, or None if the run goes on or was resumed."""
+        """The end record, or None if the run has not ended, or was resumed after it."""
         last = self.records[-1] if self.records else self.head
         return last if last["kind"] == "end" else None
 
@@ -107,7 +110,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do: it finished, or it diverged and would diverge again."""
+        """Whether nothing is left to do: the run finished, or diverged and would diverge again."""
         return self.end is not None and self.end["status"] in (FINISHED, DIVERGED)
 
     @property
@@ -127,7 +130,7 @@ def begun(folder: Path) -> Run | None:
 
 
 def read(folder: Path) -> Run:
-    """Read a run from its folder."""
+    """Read a run from its folder. Raise ValueError if its file is not one, or is damaged."""
     path = folder / FILE
     records = _records(path)
     heads = [r for r in records if r["kind"] == "run"]
@@ -135,7 +138,7 @@ def read(folder: Path) -> Run:
         raise ValueError(f"{path} does not begin with a run record: it is not a run of this lab")
     if heads[-1].get("format") != FORMAT:
         raise ValueError(
-            f"{path} has format {heads[-1].get('format')}, but this version reads format {FORMAT}"
+            f"{path} has format {heads[-1].get('format')}, but this sodaopt reads format {FORMAT}"
         )
     if wrong := next(filter(None, map(problem, records)), ""):
         raise ValueError(f"{path} is damaged ({wrong}): remove {folder} and train it again")

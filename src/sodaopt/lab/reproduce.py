@@ -44,9 +44,9 @@ class Reproduce:
     data: str | None = None
     """Data set, instead of the preset's."""
     seeds: SeedWords = ()
-    """Seeds such as 0 1 2 or 0-4, instead of the study's own."""
+    """Seeds such as 0 1 2 or 0-4, instead of the study's seeds."""
     horizons: tuple[str, ...] = ()
-    """Horizons such as 1x 4x, instead of the scale's own."""
+    """Horizons such as 1x 4x, instead of the scale's horizons."""
     rows: tuple[str, ...] = ()
     """Labels of the rows to run, such as 4x or "width 128", instead of all rows. The numbers of
     other rows that are done stay in results.json."""
@@ -54,11 +54,11 @@ class Reproduce:
     """Columns to run, such as "Muon, best wd", instead of all columns."""
     known: tuple[Path, ...] = ()
     """Files with the numbers of earlier commands, such as results/muon-proxy.json. Learning rates
-    that were tuned there and settings that were chosen there are used as they are. Numbers of the
-    same study are kept beside the new ones."""
+    and settings from these files are not tuned or chosen again. Numbers of the same study are
+    merged with the new ones."""
     tune: bool | None = None
-    """Tune the learning rates of the baselines on a grid of powers of two first, on seeds that
-    the study does not use."""
+    """First tune the learning rates of the baselines on a grid of powers of two. The runs for it
+    have seeds that the study does not use. Default: the scale decides."""
     settings: tuple[str, ...] = ()
     """More settings for every run, as NAME=VALUE, for example a smaller model for a trial run."""
     execution: Annotated[Execution, Grouped] = field(default_factory=Execution)
@@ -70,10 +70,10 @@ class Reproduce:
     dry_run: bool = False
     """List the command of each run, the data, the GPU hours and the cost, and stop."""
     gpu: Literal["H200", "H100", "A100", "L40S", "B200"] = "H200"
-    """GPU of the estimate of --dry-run."""
+    """GPU for which --dry-run estimates the hours and the cost."""
     mfu: float = 0.48
-    """Share of the GPU's peak in that estimate. 0.48 is measured at 124M parameters on an H200
-    (benchmarks/results/training-124m-h200.json)."""
+    """Fraction of the GPU's peak FLOP/s in that estimate. 0.48 is measured at 124M parameters on an
+    H200 (benchmarks/results/training-124m-h200.json)."""
     price: float = 3.0
     """Price of a GPU hour in that estimate, in USD."""
 
@@ -100,7 +100,8 @@ class Reproduce:
         seeds = parse_seeds(self.seeds) if self.seeds else ()
         first = self._job(study, scale)
         resolved, data = without_data(first)
-        workers, execution = placed(self.execution, self.workers, 1000, first.preset)
+        most = 1000  # more runs than any machine has workers: the search decides how many there are
+        workers, execution = placed(self.execution, self.workers, most, first.preset)
         known = [self._read(path) for path in self.known]
         vocab = resolved.shape.vocab if self.dry_run else open_data(first.dataset, DATA).vocab
         work = Work(study, scale, self._settings(), folder, execution, workers, vocab, board,
@@ -111,7 +112,7 @@ class Reproduce:
         lr, tuned, chosen, work = self._search(work)
         try:
             runs = work.run(work.jobs(lr))
-        finally:  # a command that was stopped leaves the numbers of its finished runs
+        finally:  # a stopped command, too, writes the numbers of its finished runs
             here = self._identity() | work.numbers(lr, tuned) | {"choices": chosen}
             found = results.completed(here, known)
             results.write(folder / "results.json", found)
@@ -137,7 +138,8 @@ class Reproduce:
             raise wrong
         if numbers["scale"] != self.scale:
             raise ValueError(
-                f"{path} has numbers of the scale {numbers['scale']}, not {self.scale}"
+                f"{path} has numbers of the scale {numbers['scale']}, not {self.scale}: remove it "
+                "from --known"
             )
         return numbers
 
@@ -145,13 +147,20 @@ class Reproduce:
         return {"study": self.name, "scale": self.scale, "command": self._command()}
 
     def _search(self, work: Work) -> tuple[dict[str, float], Any, Any, Work]:
-        """Return learning rates, losses of both searches, and the work with its settings."""
+        """Tune the learning rates, and choose the settings of cells that have choices.
+
+        Return (learning rates, losses by learning rate, losses by choice, the work with the best
+        choices). All but the last are by baseline or column.
+        """
         tuned = work.tune()
         lr = dict(work.scale.lr) | {base: results.best(losses) for base, losses in tuned.items()}
         return lr, tuned, *work.choose(lr)
 
     def _dry(self, work: Work, first: str) -> None:
-        """Describe the runs, or print them as JSON."""
+        """Describe the runs, or print them as JSON.
+
+        first: the description of the first run
+        """
         lr = dict(work.scale.lr)
         searches = [*work.first_grids(), *work.candidates(lr)]
         if not searches:
@@ -166,7 +175,7 @@ class Reproduce:
         known = [resolve(trial.job, work.vocab) for trial in todo]
         print(f"{len(todo)} runs. {time_of(known, self.execution)}")
         if searches:
-            print("the settings that are tuned or chosen first have their first value here")
+            print("settings that are tuned or chosen have their first value in these commands")
         print(gpu_cost(known, self.gpu, self.mfu, self.price))
         print(f"all of them: {self._command()}")
 
@@ -197,6 +206,7 @@ class Reproduce:
 
 
 def listing() -> str:
+    """Return a line about each figure, table and scale, as text."""
     lines = [f"  {name:<22} {study.title}" for name, study in STUDIES.items()]
     lines += [f"  {name:<22} {about}" for name, about in DEFINITIONS.items()]
     scales = [f"  --scale {name:<14} {scale.about}" for name, scale in SCALES.items()]

@@ -61,7 +61,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
 
 @contextmanager
 def _fitting(path: Path, run: Run) -> Iterator[None]:
-    """Raise ValueError with the name of the file if its content is not of this run."""
+    """Raise ValueError with the name of the file if its content does not fit the run."""
     remedy = f"remove {run.folder} and train it again"
     try:
         yield

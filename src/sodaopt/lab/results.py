@@ -25,7 +25,10 @@ def read(path: Path) -> Numbers:
 
 
 def summary(losses: Sequence[float | None]) -> Numbers:
-    """Return the losses of a cell with their mean and spread. A diverged run has None."""
+    """Return the losses of a cell with their mean and standard deviation.
+
+    losses: the loss of each seed, None if the run has diverged
+    """
     known = [loss for loss in losses if loss is not None]
     return {
         "losses": list(losses),
@@ -36,7 +39,10 @@ def summary(losses: Sequence[float | None]) -> Numbers:
 
 
 def searched(known: Sequence[Numbers]) -> tuple[dict[str, dict[float, float]], tuple[Numbers, ...]]:
-    """Return the tuned learning rates of all studies with their losses, and the choices."""
+    """Return the losses by baseline and learning rate, and the choices, of earlier commands.
+
+    known: the numbers of these commands
+    """
     rates = {
         base: {float(lr): math.inf if loss is None else loss for lr, loss in losses.items()}
         for numbers in known
@@ -49,7 +55,7 @@ def searched(known: Sequence[Numbers]) -> tuple[dict[str, dict[float, float]], t
 
 
 def completed(new: Numbers, known: Sequence[Numbers]) -> Numbers:
-    """Return the numbers of a command together with the known ones of the same study."""
+    """Return the numbers of a command, merged with known numbers of the same study."""
     for old in known:
         if old["study"] == new["study"]:
             new = _merged(old, new)
@@ -59,13 +65,13 @@ def completed(new: Numbers, known: Sequence[Numbers]) -> Numbers:
 def _merged(old: Numbers, new: Numbers) -> Numbers:
     """Add the runs of a later command to the numbers of a study.
 
-    If both have a run of the same seed, the later one is taken.
+    If both have a run of the same seed, the later run counts.
     """
     for name, value in old["data"].items():
         if new["data"][name] != value:
             raise ValueError(
                 f"the earlier runs of {old['study']} have data with {name} {value}, and these have "
-                f"{new['data'][name]}: they cannot be compared"
+                f"{new['data'][name]}: remove the file of the earlier runs from --known"
             )
     cells = {(cell["row"], cell["column"]): cell for cell in old["cells"]}
     for cell in new["cells"]:
@@ -80,12 +86,12 @@ def _merged(old: Numbers, new: Numbers) -> Numbers:
 
 
 def _joined(old: Numbers, new: Numbers) -> Numbers:
-    """Return one cell with the runs of both."""
+    """Return a cell with the runs of both cells."""
     for name in ("lr", "steps", "settings"):
         if old.get(name, new[name]) != new[name]:
             raise ValueError(
                 f"{new['column']}, {new['row']}: the earlier runs have {name} {old[name]}, and "
-                f"these have {new[name]}"
+                f"these have {new[name]}: remove the file of the earlier runs from --known"
             )
     each = ("losses", "seconds", "tokens_per_second")
     runs = {
@@ -99,11 +105,12 @@ def _joined(old: Numbers, new: Numbers) -> Numbers:
 
 
 def page(studies: Sequence[Numbers], head: str) -> str:
-    """Return a page with all studies."""
+    """Return a Markdown page of all studies. `head` is the text above them."""
     return "\n\n".join([head.rstrip(), *(markdown(numbers) for numbers in studies)]) + "\n"
 
 
 def markdown(numbers: Numbers) -> str:
+    """Return the section of a study in Markdown: a description, tables and notes."""
     parts = [f"## {numbers['title']}", _about(numbers), _losses(numbers)]
     if found := differences(numbers["cells"], numbers["pairs"], numbers["primary"]):
         parts += [_tested(found), _differences(found)]
@@ -117,6 +124,7 @@ def markdown(numbers: Numbers) -> str:
 
 
 def _about(numbers: Numbers) -> str:
+    """Describe how the numbers were measured: commands, sizes, data, machine and seeds."""
     e, data, cells = numbers["environment"], numbers["data"], numbers["cells"]
     cpu = f"{e.get('processor', 'CPU')}, {e.get('cores')} cores"
     machine = cpu if e["device"] == "cpu" else e["device"]
@@ -145,7 +153,7 @@ def _measured(numbers: Numbers) -> str:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    """'seed 3', 'seeds 0 to 4' or 'seeds 0, 2'."""
+    """Return 'seed 3', 'seeds 0 to 4' or 'seeds 0, 2'."""
     if len(seeds) < 2:
         return f"seed {seeds[0]}"
     whole = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
@@ -178,7 +186,7 @@ def differences(
 ) -> list[Numbers]:
     """Compare pairs of columns in each row by the fit of loss = variant + seed.
 
-    primary: number of leading pairs that are primary comparisons. Only they have a p value.
+    primary: number of leading pairs that are primary comparisons. Only these have a p value.
     """
     found = [
         _difference(row, one, other, fit, j < primary)
@@ -193,7 +201,7 @@ def differences(
 
 
 def _fits(cells: Sequence[Numbers]) -> dict[str, stats.Fit]:
-    """Fit the losses of each row. A column with a diverged seed takes no part."""
+    """Fit the losses of each row. Columns with a diverged seed are left out."""
     rows: dict[str, dict[Any, float]] = {}
     for cell in cells:
         if None not in cell["losses"]:
@@ -250,7 +258,7 @@ def _rates(numbers: Numbers) -> str:
     for base, tried in numbers["learning_rates"].items():
         losses = {float(k): v for k, v in tried.items()}
         low = min((loss for loss in losses.values() if loss is not None), default=None)
-        lines.append([base, *(_mark(losses, rate, low) for rate in rates)])
+        lines.append([base, *(_tried_loss(losses, rate, low) for rate in rates)])
     return table(["", *map(shown, rates)], lines)
 
 
@@ -263,7 +271,8 @@ def _choices(numbers: Numbers) -> str:
     return table(["", "setting", "loss", "seeds"], lines)
 
 
-def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> str:
+def _tried_loss(losses: dict[float, float | None], rate: float, low: float | None) -> str:
+    """Return the loss at a learning rate, in bold if it is the lowest, or '' if there is none."""
     if rate not in losses:
         return ""
     loss = losses[rate]
@@ -273,6 +282,7 @@ def _mark(losses: dict[float, float | None], rate: float, low: float | None) -> 
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     rows = [list(head), ["---"] * len(head), *map(list, lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

@@ -18,16 +18,17 @@ from .records import Run
 
 RUNS = Path("runs")
 SAME = ("sodaopt", "torch", "device")
-"""Parts of the environment that must be equal."""
+"""Parts of the environment that must be the same for a run to be reused."""
 
 
 def reuse(folder: Path, key: str, asked: dict[str, Any], device: torch.device) -> Path | None:
-    """Copy a finished run of this job from another folder under runs/. Return that folder.
+    """Copy a finished run of this job from another folder under runs/. Return that folder, or None.
 
-    The run must be of the same data and device, and of the same source code without changes.
+    The run must have the same data, device and source code, and no uncommitted changes of the code.
 
-    key: name of the job's folder
-    asked: identity of the job, see identity.py
+    folder: the folder of the job, to which the run is copied
+    key: the name of this folder
+    asked: the identity of the job, see identity.py
     """
     if not folder.resolve().is_relative_to(RUNS.resolve()):
         return None
@@ -41,6 +42,7 @@ def reuse(folder: Path, key: str, asked: dict[str, Any], device: torch.device) -
 
 
 def _named(key: str, folder: Path) -> Iterator[Run]:
+    """Yield the readable runs in other folders of this name under runs/."""
     for depth in ("*", "*/*"):
         for path in sorted(RUNS.glob(f"{depth}/{key}/{records.FILE}")):
             if path.parent.resolve() != folder.resolve():
@@ -49,11 +51,13 @@ def _named(key: str, folder: Path) -> Iterator[Run]:
 
 
 def _source(device: torch.device) -> dict[str, Any]:
+    """Return the state of the source code, and the parts of the environment in SAME."""
     here = environment(device)
     return {"git": git(), "environment": {name: here[name] for name in SAME}}
 
 
 def _same(run: Run, asked: dict[str, Any], source: dict[str, Any]) -> bool:
+    """Whether a run is finished, and has this identity, source code and environment."""
     if not run.finished or source["git"].get("dirty") or run.head.get("git") != source["git"]:
         return False
     known = run.head.get("environment", {})
@@ -65,7 +69,10 @@ def _same(run: Run, asked: dict[str, Any], source: dict[str, Any]) -> bool:
 
 
 def _copy(found: Path, folder: Path) -> None:
-    """Copy the records, and link the weights, which may be large. The records come last."""
+    """Copy the records of a run, and link its weights, which may be large.
+
+    The records come last, because a folder with records counts as a finished run.
+    """
     weights = found / WEIGHTS
     if weights.exists():
         try:

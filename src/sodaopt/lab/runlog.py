@@ -17,7 +17,10 @@ from .sinks import of_record, open_sinks
 
 
 class RunLog:
-    """Records and progress of one run. Only rank 0 writes records."""
+    """Write the records of one run and show its progress. Only rank 0 writes records.
+
+    sinks: names of other places that get the numbers, see `open_sinks`
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class RunLog:
         self.sinks = open_sinks(sinks, folder, resolved.record()) if first else []
 
     def write(self, kind: str, step: int, seconds: float | None = None, **values: Any) -> None:
-        """Write a record.
+        """Write a record, and send its numbers to the sinks.
 
         seconds: time since the start of the run. Default: now.
         """
@@ -70,7 +73,7 @@ class RunLog:
         )  # fmt: skip
 
     def say(self, text: str) -> None:
-        """Show a message, without a record of it."""
+        """Show a message without recording it."""
         self.progress.say(text)
 
     def note(self, step: int, text: str) -> None:
@@ -90,7 +93,7 @@ class RunLog:
         self.progress.step(record)
 
     def mfu(self, speed: float) -> float | None:
-        """Return the fraction of the devices' peak FLOP/s in use, or None if that is unknown."""
+        """Return the used fraction of the devices' peak FLOP/s, or None if the peak is unknown."""
         most = peak(self.device)
         flops = self.resolved.shape.flops_per_token
         return speed * flops / (most * self.ranks.size) if most else None

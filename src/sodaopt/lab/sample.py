@@ -7,7 +7,7 @@ from .model import GPT
 
 PROMPTS = ("The people of the United States", "The whale")
 SAMPLE_TOKENS = 80
-"""Length of the samples at the end of a run."""
+"""Number of tokens of the samples at the end of a run."""
 
 
 @torch.no_grad()

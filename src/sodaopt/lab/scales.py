@@ -23,8 +23,8 @@ class Scale:
     """Weight decays of the baselines to choose from."""
     about: str
     lr: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of the baselines that differ from the paper's. If they are tuned, the middle
-    of the first grid."""
+    """Learning rates of the baselines that differ from the paper's. A learning rate that is tuned
+    is the middle of its first grid."""
     tuned: bool = True
     """Whether the learning rates of the baselines are tuned first."""
     seeds: int | None = None
@@ -33,7 +33,7 @@ class Scale:
     """Seeds on which settings are tuned and chosen. No number of a study comes from them."""
 
     def rate(self, base: str) -> float:
-        """Return the learning rate of a baseline that is not tuned."""
+        """Return the learning rate of a baseline before it is tuned."""
         return self.lr.get(base, BASES[base].lr)
 
 
@@ -44,8 +44,8 @@ SCALES = {
     "paper": Scale(
         preset="gpt-124m",
         sizes=tuple(
-            # A given depth replaces the paper's steps for 124M, which are 21.6 tokens a parameter:
-            # all sizes have 20.
+            # The paper's steps for 124M are 21.6 tokens a parameter. If a job names its depth, they
+            # are not used, and every size has 20 tokens a parameter.
             (size, {"preset": f"gpt-{size}", "depth": 12})
             for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
         ),
@@ -69,7 +69,7 @@ SCALES = {
         sizes=tuple((f"width {w}", {"width": w}) for w in (32, 64, 96, 128)),
         horizons=("0.03x",),
         lengths=("0.015x", "0.03x", "0.06x", "0.12x"),
-        # A run has 14 times fewer steps than one of the proxy, so weight decay acts 14 times less.
+        # A run has 14 times fewer steps than at scale proxy, so weight decay acts 14 times less.
         decays={"muon": (1.0, 2.0, 4.0, 8.0), "adamw": (4.0, 2.0, 1.0, 0.5, 0.0)},
         about="262k parameters on the embedded text, ten seconds a run on one CPU core",
         lr={

@@ -19,13 +19,13 @@ def problem(record: dict[str, Any]) -> str:
         return _head_problem(record)
     kind = str(record["kind"])
     if missing := [name for name in REQUIRED.get(kind, ()) if name not in record]:
-        return f"a record {kind} has no {missing[0]}"
+        return f"a record of kind {kind!r} has no {missing[0]}"
     if "step" in record and not _is_count(record["step"]):
         return _said(record, "step")
     if kind == "end" and not isinstance(record["status"], str):
         return _said(record, "status")
     if kind == "end" and record["status"] == "finished" and record.get("val_loss") is None:
-        return "the run is finished and has no val_loss"
+        return "the run is finished, but has no val_loss"
     if kind == "diagnostics":
         return _roles_problem(record)
     return _wrong_number(record, NUMBERS)
@@ -66,4 +66,5 @@ def _is_count(value: Any) -> bool:
 
 
 def _said(record: dict[str, Any], name: str) -> str:
+    """Return the name of an entry and its value, cut short."""
     return f"{name} is {str(record[name])[:40]!r}"

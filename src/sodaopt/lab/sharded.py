@@ -1,11 +1,11 @@
-"""The checkpoints of sharded runs, by torch.distributed.checkpoint.
+"""Write and read the checkpoints of sharded runs with torch.distributed.checkpoint.
 
-    step-00000100.dcp/           a folder, complete or not there
+    step-00000100.dcp/           a folder that appears complete or not at all
         *.distcp, .metadata      the shards of parameters and optimizer state, written by all ranks
         rest.pt                  everything else, as in a checkpoint of one process, and checksums
 
-A run continues from either kind of checkpoint, with any number of ranks and any parallelism: each
-tensor is loaded into the layout of the parameter that it belongs to.
+A run continues from a checkpoint of one process or of several, with any number of ranks and any
+parallelism: each tensor is loaded into the layout of its parameter.
 """
 
 import shutil
@@ -30,9 +30,11 @@ CHECKSUMS = "checksums"
 def entries(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer
 ) -> Iterator[tuple[str, dict[Any, Any], Any, Tensor]]:
-    """Yield a key, the dict and the name under which a checkpoint has a tensor, and its parameter.
+    """Yield (key, tensors, name, parameter) for each tensor of a checkpoint.
 
-    The keys do not depend on the number of ranks.
+    key: the name of the tensor in the folder. It does not depend on the number of ranks.
+    tensors: the dict in `state` that has the tensor as tensors[name]
+    parameter: the parameter whose layout the tensor has
     """
     for name, own in model.state_dict().items():
         yield f"model.{name}", state["model"], name, own
@@ -52,8 +54,8 @@ def save_shards(
 ) -> None:
     """Save the checkpoint of a sharded run. All ranks must call it, and then wait for rank 0.
 
-    first: this is rank 0.
-    write: writes one file completely or not at all.
+    first: whether this is rank 0
+    write: writes one file completely or not at all
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -62,7 +64,7 @@ def save_shards(
     rest, shards = _split(state, model, optimizer)
     try:
         save(shards, checkpoint_id=part)
-    except CheckpointException as e:  # not an Exception, and the same on every rank
+    except CheckpointException as e:  # a BaseException, which every rank gets
         if first:
             shutil.rmtree(part, ignore_errors=True)
         raise OSError(f"{path} could not be saved ({_reasons(e)})") from e
@@ -76,10 +78,10 @@ def save_shards(
 def _split(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Separate the sharded tensors from the rest of a checkpoint."""
+    """Return the rest of a checkpoint, and its sharded tensors by key."""
     from torch.distributed.tensor import DTensor
 
-    # copies, because the optimizer's dicts are its own
+    # The optimizer uses the dicts in `state`, so copies are changed.
     states = {j: dict(tensors) for j, tensors in state["optimizer"]["state"].items()}
     optimizers = state["optimizer"] | {"state": states}
     rest = state | {"model": dict(state["model"]), "optimizer": optimizers}
@@ -91,9 +93,10 @@ def _split(
 
 
 def fill(path: Path, state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Put the tensors of a checkpoint into its state, each in the layout of its parameter.
+    """Bring all tensors of a checkpoint to the layout of their parameters, in `state`.
 
-    state: the content of the file of one process, or of `rest.pt`
+    path: the checkpoint, a file or a folder
+    state: the content of the file, or of `rest.pt` in the folder, whose sharded tensors are None
     """
     shards = {}
     for key, inside, name, p in entries(state, model, optimizer):
@@ -108,7 +111,7 @@ def fill(path: Path, state: dict[str, Any], model: nn.Module, optimizer: Optimiz
 
 
 def _load(path: Path, shards: dict[str, Tensor]) -> None:
-    """Replace each parameter by a tensor of the checkpoint with the same layout."""
+    """Replace each parameter in `shards` by its tensor in the checkpoint, in the same layout."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -117,16 +120,18 @@ def _load(path: Path, shards: dict[str, Tensor]) -> None:
         shards[key] = torch.empty_like(p.detach(), dtype=kinds[key].properties.dtype)
     alone = not any(map(is_sharded, shards.values()))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # loading without the other ranks is meant
+        warnings.simplefilter("ignore")  # torch warns if it loads without other ranks
         load(shards, checkpoint_id=path, no_dist=alone)
 
 
 def _reasons(e: Any) -> str:
+    """Return the first line of each different error of the ranks."""
     found = {str(error).splitlines()[0] for error, _ in e.failures.values()}
     return ", ".join(sorted(found))
 
 
 def _checksums(folder: Path) -> dict[str, int]:
+    """Return the checksums of the files with shards, by file name."""
     files = [p for p in sorted(folder.iterdir()) if p.name != REST]
     return {p.name: _checksum(p) for p in files}
 
@@ -140,7 +145,7 @@ def _checksum(path: Path) -> int:
 
 
 def damage(path: Path, state: dict[str, Any]) -> str:
-    """Say which file of a sharded checkpoint is damaged, or nothing."""
+    """Return the name of the first damaged file of a sharded checkpoint, or ''."""
     for name, wanted in state[CHECKSUMS].items():
         if not (path / name).exists() or _checksum(path / name) != wanted:
             return str(name)

@@ -23,7 +23,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in the folder of the run."""
+    """Write event files to the folder of the run."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -40,9 +40,9 @@ class TensorBoard:
 
 
 class Tracked:
-    """A run of wandb, or of trackio, which has the same functions.
+    """Send numbers to wandb, or to trackio, which has the same functions.
 
-    WANDB_MODE=offline keeps everything on this machine.
+    With WANDB_MODE=offline, wandb keeps everything on this machine.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
 
 
 def parse_sinks(names: str) -> list[str]:
-    """'tensorboard,wandb' -> ['tensorboard', 'wandb']"""
+    """Return the names in a text: 'tensorboard,wandb' -> ['tensorboard', 'wandb']."""
     found = [name.strip() for name in names.split(",") if name.strip()]
     for name in found:
         if name not in SINKS:
@@ -90,6 +90,8 @@ def open_sinks(names: str, folder: Path, config: Mapping[str, Any] | None = None
     """Open the sinks of a run.
 
     names: tensorboard, wandb, trackio, or several with commas between them
+    folder: the folder of the run. Its name is the name of the run.
+    config: settings of the run, to be shown with it
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -102,7 +104,7 @@ def open_sinks(names: str, folder: Path, config: Mapping[str, Any] | None = None
 
 
 def flat(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
-    """Return nested numbers as 'hidden/share': 0.1, without nan and infinity."""
+    """Return nested numbers by names such as 'hidden/share', without nan and infinity."""
     return {
         f"{part}/{name}": float(x)
         for part, row in rows.items()
@@ -117,9 +119,12 @@ def flat(rows: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
 def log_diagnostics(
     opt: Watched, sinks: Sequence[Sink], by: Labels = "group", every: int = 50
 ) -> None:
-    """Send the diagnostics of every so many steps, through the step hooks of the optimizer.
+    """Send the optimizer's diagnostics to the sinks every `every` steps, by hooks of its step.
 
-    by: see `opt.diagnostics`. All ranks must call this, and those without sinks pass none.
+    All ranks must call this.
+
+    sinks: empty on ranks that send nothing
+    by: how parameters are grouped, see `opt.diagnostics`
     """
     count = 0
 
@@ -131,7 +136,7 @@ def log_diagnostics(
             rows = {f"group{j}": row for j, row in enumerate(found)} if by == "group" else found
             for sink in sinks:
                 sink.log(count, flat(rows))
-        opt._is_watched = (count + 1) % every == 0  # watch() would forget the sums of this step
+        opt._is_watched = (count + 1) % every == 0  # watch() would drop the sums of this step
 
     opt.watch(every == 1)  # registers its hooks first, so that a step is measured before it is sent
     opt.register_step_post_hook(send)
@@ -148,7 +153,7 @@ def _watched(opt: Any) -> Watched:
 
 
 def trainer_callback(sinks: Sequence[Sink], by: Labels = "group", every: int = 50) -> Any:
-    """Return a callback for `transformers.Trainer`."""
+    """Return a callback for `transformers.Trainer` that calls `log_diagnostics`."""
     from transformers import TrainerCallback
 
     class Diagnostics(TrainerCallback):
@@ -162,7 +167,7 @@ def trainer_callback(sinks: Sequence[Sink], by: Labels = "group", every: int = 5
 
 
 def lightning_callback(sinks: Sequence[Sink], by: Labels = "group", every: int = 50) -> Any:
-    """Return a callback for `lightning.Trainer`."""
+    """Return a callback for `lightning.Trainer` that calls `log_diagnostics`."""
     from lightning import Callback
 
     class Diagnostics(Callback):
@@ -182,7 +187,7 @@ def _close(sinks: Iterable[Sink]) -> None:
 
 
 def of_record(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record of the lab, by the names that the sinks show."""
+    """Return the numbers of a run's record, by the names that the sinks show."""
     if kind == "diagnostics":
         return flat(values["roles"])
     names = {"step": {"loss": "train/loss", "lr": "train/lr", "tokens_per_second": "tokens/s"}}

@@ -22,9 +22,10 @@ Cells = Mapping[tuple[Any, Any], float]
 
 @dataclass(frozen=True)
 class Difference:
-    """Loss of a variant minus loss of another one.
+    """The loss of a variant minus the loss of another variant.
 
-    low, high: ends of the 95 % interval. They and p are None if there are no residuals.
+    low, high: the ends of the 95 % interval. None without degrees of freedom.
+    p: the p value of a two-sided t-test. None without degrees of freedom.
     """
 
     mean: float
@@ -43,9 +44,10 @@ class Difference:
 class Fit:
     """A least-squares fit of loss = variant + seed.
 
-    effects: loss of each variant at the average seed
-    weights: row j gives the effect of variant j as a weighted sum of the losses
-    sd: standard deviation of the residuals, or None without degrees of freedom
+    effects: the loss of each variant at the average seed
+    weights: row j has the weights of all losses in the effect of variant j
+    sd: the standard deviation of the residuals, or None without degrees of freedom
+    freedom: the degrees of freedom of the residuals
     """
 
     variants: list[Hashable]
@@ -69,12 +71,12 @@ class Fit:
         return int((both[0] * both[1]).sum())
 
     def difference(self, one: Hashable, other: Hashable) -> Difference | None:
-        """Return loss of `one` minus loss of `other`, or None if no seeds connect them."""
+        """Return the loss of `one` minus the loss of `other`, or None if no seeds connect them."""
         if one not in self.variants or other not in self.variants:
             return None
         a, b = self.variants.index(one), self.variants.index(other)
         weights = self.weights[a] - self.weights[b]
-        if np.abs(weights @ self.by_seed).max() > 1e-9:  # it would contain the effect of a seed
+        if np.abs(weights @ self.by_seed).max() > 1e-9:  # the gap would contain a seed effect
             return None
         gap = float(self.effects[a] - self.effects[b])
         if self.sd is None:
@@ -83,7 +85,7 @@ class Fit:
 
 
 def fit(losses: Cells) -> Fit:
-    """Fit a table of losses. Not every variant needs every seed."""
+    """Fit loss = variant + seed to a table of losses. Not every variant needs every seed."""
     variants = list(dict.fromkeys(v for v, _ in losses))
     seeds = list(dict.fromkeys(s for _, s in losses))
     y = np.array(list(losses.values()), dtype=float)
@@ -91,7 +93,8 @@ def fit(losses: Cells) -> Fit:
     by_seed = np.array([[s == name for name in seeds] for _, s in losses], dtype=float)
     means = by_variant.T / by_variant.sum(0)[:, None]
     within = by_seed - by_variant @ (means @ by_seed)  # seeds, relative to their variant's mean
-    # The smallest seed effects that fit: in each connected part of the table they sum to zero.
+    # The pseudoinverse gives the smallest seed effects that fit. In each connected part of the
+    # table they sum to zero.
     seed_weights = np.linalg.pinv(within)
     weights = means - means @ by_seed @ seed_weights
     effects = weights @ y
@@ -102,7 +105,10 @@ def fit(losses: Cells) -> Fit:
 
 
 def interval(gap: float, error: float, freedom: int) -> Difference:
-    """Return a difference with its interval and the p value of a two-sided t-test."""
+    """Return a difference with its interval and the p value of a two-sided t-test.
+
+    error: the standard error of the difference
+    """
     from scipy.stats import t  # slow to import
 
     if error < 1e-12:  # no residuals, up to rounding
@@ -113,7 +119,7 @@ def interval(gap: float, error: float, freedom: int) -> Difference:
 
 
 def paired(gaps: Sequence[float]) -> Difference | None:
-    """Return the mean of differences by seed, from these two variants alone."""
+    """Return the mean of the differences of two variants, given for each seed, or None."""
     if not gaps:
         return None
     cells = {(v, s): gap * v for s, gap in enumerate(gaps) for v in (0, 1)}
@@ -131,18 +137,20 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def stars(p: float | None) -> str:
-    """Return one to three stars for a corrected p value of a primary comparison."""
+    """Return up to three stars for a corrected p value of a primary comparison."""
     return next((s for level, s in STARS if p is not None and p < level), "")
 
 
 def detectable(sd: float, seeds: int, freedom: int) -> float:
     """Return the difference that a test of two variants finds with a probability of POWER.
 
+    sd: the standard deviation of the residuals
     seeds: number of seeds of each of the two variants
+    freedom: the degrees of freedom of the residuals
     """
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
     limit = float(t.ppf((1 + LEVEL) / 2, freedom))
-    missed: Any = lambda shift: float(nct.sf(limit, freedom, shift)) - POWER  # noqa: E731
-    return float(brentq(missed, 0.0, 10 * limit + 10)) * sd * math.sqrt(2 / seeds)
+    surplus: Any = lambda shift: float(nct.sf(limit, freedom, shift)) - POWER  # noqa: E731
+    return float(brentq(surplus, 0.0, 10 * limit + 10)) * sd * math.sqrt(2 / seeds)

@@ -38,17 +38,20 @@ DAGGER = _cell("SODA-dagger", "soda_dagger", "soda_dagger")
 DECAYS = tuple(2.0**e for e in range(-4, 4))
 COUPLED = {"decay": "coupled"}
 FADE = (0.67, 0.9)
-"""The part of the run in which a replication at 124M parameters (modded-nanogpt, track 3) faded the
-pull."""
+"""The pull fades out between these fractions of the run, as in a replication at 124M parameters
+(modded-nanogpt, track 3)."""
 MUON_TUNED = Cell("Muon, best wd", "muon", "muon", choices=muon_decays)
 ADAMW_TUNED = Cell("AdamW, best wd", "adamw", "adamw", choices=adamw_grid)
 SODA_COUPLED = _cell("SODA(Muon) hidden, coupled", "soda(muon)", "muon", decay="coupled")
 
 
 def _candidates(name: str, tuned: Cell) -> Study:
-    """Compare the tuned base with forms of the pull and of weight decay that tune nothing.
+    """Return a study that compares a tuned base optimizer with pulls that need no tuning.
 
-    Cautious Weight Decay has the weight decay that was tuned for the base.
+    Cautious Weight Decay has the learning rate and the weight decay of the tuned base optimizer.
+
+    name: the name of the base optimizer in columns
+    tuned: the column of the base optimizer, which chooses the weight decay
     """
     base, both = tuned.base, ("lr", "wd")
     pulls = (

@@ -1,7 +1,7 @@
-"""A study: a figure or a table as cells and rows, at any scale.
+"""A study: a figure or a table as columns and rows, at any scale.
 
-A cell is one point of a figure or one number of a table. It has a label, its settings, and the
-baseline whose learning rate it uses.
+A `Cell` describes a column: its optimizer, its settings, and the baseline whose learning rate it
+uses. A `TableRow` has the settings that all runs of a row share, such as the horizon.
 """
 
 import math
@@ -16,14 +16,15 @@ Choices = Callable[[Scale], Sequence[dict[str, Any]]]
 
 
 def none(scale: Scale) -> Sequence[dict[str, Any]]:
+    """Return no choices."""
     return ()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a study.
+    """A column of a study.
 
-    base: the baseline whose learning rate this cell uses
+    base: the baseline whose learning rate the column uses
     """
 
     column: str
@@ -31,15 +32,15 @@ class Cell:
     base: str
     settings: dict[str, Any] = field(default_factory=dict)
     choices: Choices = none
-    """Settings to choose from, at the standard size and length, by the mean loss over the tuning
-    seeds."""
+    """Settings to choose from. The choice has the lowest mean loss over the tuning seeds, at the
+    standard size and length."""
     follows: str = ""
-    """The column whose chosen settings this cell uses."""
+    """Another column, whose chosen settings this column uses."""
     takes: tuple[str, ...] = ("lr",)
-    """The settings that it uses."""
+    """Names of the settings that it uses from there."""
 
     def chosen(self, settings: dict[str, Any]) -> "Cell":
-        """Return the cell with one of its choices."""
+        """Return the cell with the settings of one of its choices."""
         return replace(self, settings=self.settings | settings, choices=none)
 
     def following(self, best: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -50,6 +51,7 @@ class Cell:
         return {k: v for k, v in best.get(self.follows, {}).items() if k in self.takes}
 
     def job(self, scale: Scale, row: "TableRow", seed: int, lr: float | None) -> Job:
+        """Return the job of this column in a row. If choices are open, it has the first choice."""
         values: dict[str, Any] = {
             "preset": scale.preset,
             "optimizer": self.optimizer,
@@ -85,16 +87,16 @@ class Study:
     kind: str = "table"
     """table, curves (loss against steps), or an axis such as wd."""
     pairs: tuple[tuple[str, str], ...] = ()
-    """Pairs of columns to compare: (column, its baseline)."""
+    """Pairs of columns to compare: (column, the column it is compared with)."""
     primary: int = 1
     """Number of leading pairs that are primary comparisons, which get a p value."""
     published: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """The numbers in the paper, by row."""
     seeds: tuple[int, ...] = (5,)
-    """Number of seeds of each row. The last number counts for all rows that follow."""
+    """Number of seeds of each row. The last number is used for all rows after it, too."""
 
     def planned(self, scale: Scale) -> list[TableRow]:
-        """Return the rows with their numbers of seeds."""
+        """Return the rows at a scale, with their numbers of seeds."""
         rows, last = self.rows(scale), len(self.seeds) - 1
         own = [self.seeds[min(j, last)] for j in range(len(rows))]
         return [replace(r, seeds=scale.seeds or n) for r, n in zip(rows, own, strict=True)]
@@ -129,7 +131,7 @@ def sizes(scale: Scale) -> list[TableRow]:
 
 
 def rates(scale: Scale) -> list[TableRow]:
-    """Three octaves of Muon's learning rate."""
+    """Return rows over three octaves of Muon's learning rate."""
     near = [scale.rate("muon") * factor for factor in (0.25, 0.5, 1, 2)]
     length = {"horizon": scale.horizons[0]}
     return [TableRow(f"lr 2^{math.log2(lr):g}", {"lr": lr} | length) for lr in near]

@@ -56,7 +56,8 @@ class Work:
     known_rates: dict[str, dict[float, float]] = field(default_factory=dict)
     """Losses of baselines by learning rate that earlier commands measured."""
     known_choices: tuple[dict[str, Any], ...] = ()
-    """Losses of choices that earlier commands measured. Their columns are not chosen again."""
+    """Losses of choices that earlier commands measured. No settings are chosen again for their
+    columns."""
 
     def run(self, jobs: Iterable[Job]) -> list[Run]:
         """Run the jobs and return their runs. Raise Unfinished unless all are done."""
@@ -77,15 +78,15 @@ class Work:
 
     def primary(self, lr: dict[str, float]) -> tuple[tuple[str, str], ...]:
         """Return the primary comparisons of the first row as folder names of runs."""
-        at = {cell.column: cell for cell in self._cells()}
-        row, named = self._selected()[0], self.study.pairs[: self.study.primary]
-        seed, pairs = self._seeds(row)[0], [pair for pair in named if at.keys() >= set(pair)]
-        jobs = [[self._job(at[column], row, seed, lr) for column in pair] for pair in pairs]
-        return tuple((one, other) for one, other in
-                     ([self._trial(job).folder.name for job in pair] for pair in jobs))  # fmt: skip
+        row = self._selected()[0]
+        seed = self._seeds(row)[0]
+        jobs = {cell.column: self._job(cell, row, seed, lr) for cell in self._cells()}
+        names = {column: self._trial(job).folder.name for column, job in jobs.items()}
+        pairs = self.study.pairs[: self.study.primary]
+        return tuple((names[a], names[b]) for a, b in pairs if names.keys() >= {a, b})
 
     def _rows(self) -> Sequence[TableRow]:
-        """Return the rows with the settings of all runs. These may make two rows equal."""
+        """Return the rows with the settings of all runs. Rows that become equal count once."""
         found = [self._row(row) for row in self.study.planned(self.scale)]
         return list({row.label: row for row in found}.values())
 
@@ -174,7 +175,7 @@ class Work:
         return make_trials([job], self.folder, self.execution, self.vocab)[0]
 
     def candidates(self, lr: dict[str, float]) -> list[Job]:
-        """The jobs that `choose` runs, seed by seed. Two cells may share a choice."""
+        """Return the jobs that `choose` runs, ordered by seed. Equal jobs of two cells run once."""
         cells = [cell.chosen(c) for cell in self._open() for c in cell.choices(self.scale)]
         seeds, row = self.scale.tuning_seeds, self._reference
         return list({self._job(c, row, s, lr): None for s in seeds for c in cells})
@@ -195,12 +196,14 @@ class Work:
         columns = {cell.column for cell in study.cells}
         tried = [t for t in self.known_choices if t["column"] in columns]
         tried += [self._tried(cell, c, lr) for cell in self._open() for c in cell.choices(scale)]
+        # dict keeps the last choice of a column, so the best choice comes last
         worst_first = sorted(tried, key=lambda t: -math.inf if t["mean"] is None else -t["mean"])
         best = {t["column"]: t["settings"] for t in worst_first}
         cells = tuple(c.chosen(best.get(c.column) or c.following(best)) for c in study.cells)
         return tried, replace(self, study=replace(study, cells=cells))
 
     def _tried(self, cell: Cell, choice: dict[str, Any], lr: dict[str, float]) -> dict[str, Any]:
+        """Return a choice of a cell, with its losses on the seeds for tuning."""
         row, it, seeds = self._reference, cell.chosen(choice), self.scale.tuning_seeds
         losses = [self._loss(self._job(it, row, seed, lr)) for seed in seeds]
         mean = fmean(losses)

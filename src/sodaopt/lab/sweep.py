@@ -36,7 +36,7 @@ class Trial:
     execution: Execution = field(default_factory=Execution)
 
     def text(self) -> str:
-        """Return the trial as JSON. `parse` reads it."""
+        """Return the trial as JSON, for `parse`."""
         return json.dumps(
             {
                 "job": asdict(self.job),
@@ -54,9 +54,9 @@ class Trial:
         return cls(Job(**job), Path(values["folder"]), Execution(**values["execution"]))
 
     def run(self) -> Run | None:
-        """Return the recorded run, or None if it has not started or cannot be read.
+        """Return the run in the folder, or None if it has not started or cannot be read.
 
-        Training in the folder reports an unreadable record as an error.
+        If it cannot be read, training in the folder raises the error.
         """
         with suppress(OSError, ValueError):
             return records.begun(self.folder)
@@ -64,7 +64,7 @@ class Trial:
 
 
 class Outcome(NamedTuple):
-    """A trial that has ended, with its run or with the error that prevented it."""
+    """A trial that has ended, with its run, and with the error if it failed."""
 
     trial: Trial
     run: Run | None
@@ -75,7 +75,11 @@ Executor: TypeAlias = Callable[[Sequence[Trial]], Iterator[Outcome]]
 
 
 def make_trials(jobs: Sequence[Job], folder: Path, execution: Execution, vocab: int) -> list[Trial]:
-    """Return one trial for each distinct job, in order."""
+    """Return one trial for each distinct job, in order.
+
+    folder: the parent of the folders of the trials
+    vocab: vocabulary of the data set, on which the names of these folders depend
+    """
     found = {resolve(job, vocab).key: job for job in jobs}
     return [Trial(job, folder / key, execution) for key, job in found.items()]
 
@@ -134,8 +138,8 @@ class Local:
 START = "spawn"
 """Start method of the workers. A forked process cannot use CUDA if its parent has used it."""
 STOP = signal.SIGUSR1
-"""Signal that asks a worker to save its trial and stop. SIGINT does not work: a second SIGINT ends
-the trial at once. SIGUSR1 ends a worker that has not installed its handlers yet."""
+"""Signal that asks a worker to save its trial and stop. It cannot be SIGINT, because the second
+SIGINT ends a trial without saving it. SIGUSR1 ends a worker that has not set its handlers yet."""
 
 
 def _worker() -> ProcessPoolExecutor:
@@ -187,6 +191,7 @@ def _request_stop(number: int, frame: Any) -> None:
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process ends. Then let the running trial save, and end this process."""
     global _stop_requested
     parent = multiprocessing.parent_process()
     assert parent is not None

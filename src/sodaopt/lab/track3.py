@@ -1,4 +1,4 @@
-"""`sodaopt track3`: judge runs by the rules of modded-nanogpt's track 3, and write their logs.
+"""`sodaopt track3`: judge runs by the rules of modded-nanogpt's track 3, and write logs of them.
 
 The track counts the steps to a validation loss of 3.28. Its rules are in
 https://github.com/KellerJordan/modded-nanogpt/tree/master/records/track_3_optimization
@@ -40,8 +40,8 @@ def is_significant(losses: Sequence[float]) -> bool:
 def steps_to_target(curves: Sequence[Mapping[int, float]]) -> int | None:
     """Return the first step at which the runs are significantly below 3.28, or None.
 
-    The step is the same for all runs, and no run is left out: one that diverged before the step
-    has no loss there, so the step does not count.
+    The step is the same for all runs, and no run is left out. If a run has diverged before a step,
+    it has no loss there, so the step does not count.
 
     curves: validation losses of each run, by step
     """
@@ -62,12 +62,13 @@ def changes(job: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """A variant by the rules of the track."""
+    """The result of a variant by the rules of the track."""
 
     variant: Variant
 
     @property
     def row(self) -> dict[str, Any]:
+        """Numbers by the headings of the table."""
         curves = [curve(run) for run in self.variant.runs]
         steps = steps_to_target(curves)
         last = max(set.intersection(*map(set, curves)), default=None)
@@ -89,7 +90,7 @@ class Track3:
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER ...")]
     """Folders of runs. All runs of an optimizer count, so name all seeds that were trained."""
     logs: Path | None = None
-    """Folder for logs in the form of the track. Each contains the source of this library."""
+    """Folder for logs in the form of the track. Each log contains the source of this library."""
     output: Annotated[Output, Grouped] = field(default_factory=Output)
 
     def run(self) -> int:
@@ -129,6 +130,7 @@ def log(run: Run) -> str:
 
 
 def _lines(run: Run) -> list[str]:
+    """Return a line for each validation, in the form of the track."""
     steps, lines = run.job.get("steps"), []
     for record in run.of("val"):
         step, loss, seconds = (record[name] for name in ("step", "loss", "seconds"))

@@ -1,4 +1,4 @@
-"""Train one job in its folder: lock the folder, resume from a checkpoint, stop on request.
+"""Train one job in its folder: lock the folder, resume from a checkpoint, and stop on request.
 
 NAME/run.jsonl                the records, written during the run
 NAME/checkpoints/step-*       the last two checkpoints, until the run is done
@@ -38,7 +38,7 @@ def train(
 ) -> Run:
     """Train the job in its folder, from its last checkpoint if there is one.
 
-    stop: called after each step. If it returns True, the run is saved and stops.
+    stop: called after each step. If it returns True, the run is saved and stops there.
     """
     device = execution.target()
     if threads := execution.threads or preset(job.preset).threads:
@@ -66,7 +66,7 @@ def train(
 
 
 def _opened(job: Job, ranks: World) -> Dataset:
-    """Open the data set, on rank 0 first, because it may have to make the shards."""
+    """Open the data set, first on rank 0, because rank 0 may have to make the shards."""
     if not ranks.first:
         ranks.wait()
     data = open_data(job.dataset, DATA)
@@ -94,7 +94,10 @@ def _locked(folder: Path, ranks: World) -> Iterator[None]:
 
 
 def _check_shared(folder: Path, ranks: World, device: torch.device) -> None:
-    """Raise on every rank if the ranks see different folders. They would wait for each other."""
+    """Raise on every rank if the ranks see different folders.
+
+    They would start at different steps, and wait for each other forever.
+    """
     ranks.wait()  # until rank 0 has made the folder
     saved = [checkpoint.step(path) for path in checkpoint.found(folder / checkpoint.FOLDER)]
     seen = -1 if not folder.exists() else sum(saved) + (folder / records.FILE).exists()
@@ -107,7 +110,7 @@ def _check_shared(folder: Path, ranks: World, device: torch.device) -> None:
 
 @contextmanager
 def _stop_on_signal(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether to stop: if `stop` does, or after Ctrl-C or SIGTERM.
+    """Yield a function that says whether to stop: if `stop` says so, or after Ctrl-C or SIGTERM.
 
     A second signal ends the run at once, without saving.
     """

@@ -36,7 +36,7 @@ MINUTE = 60.0
 class Training:
     """One run, from its start or its last checkpoint to its end or a stop.
 
-    stopped: asked after each step whether to stop
+    stopped: called after each step. If it returns True, the run is saved and stops there.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Training:
         self.val: float | None = None
         self.monitor = LossMonitor()
         self.pending: list[Tensor] = []
-        """Losses on the device, since the last check."""
+        """Losses since the last check, on the device."""
         self.sequences = execution.sequences(resolved.batch, resolved.shape, ranks.size, device)
         self.passes = resolved.batch // ranks.size // self.sequences
         self.watch = Stopwatch(device)
@@ -182,7 +182,7 @@ class Training:
         self.log.show_step(self.step, self.monitor.smooth, self.val, speed)
 
     def _diverged(self, problem: str, k: int) -> Diverged:
-        """Name the last good checkpoint: one from before step k, whose loss was checked."""
+        """Return an error that names the last good checkpoint, which is from before step k."""
         good = [p for p in checkpoint.found(self.checkpoints) if checkpoint.step(p) < k]
         kept = f"the last good checkpoint is {good[-1]}" if good else "there is no good checkpoint"
         lr = self.resolved.lr(min(k, self.resolved.steps - 1))
@@ -232,7 +232,7 @@ class Training:
         values["state_bytes"] = state_bytes(self.optimizer)
         values["peak_memory"] = peak_memory(self.device)
         self.log.write("end", self.step, **values)
-        # Not before the record: a run that is killed in between needs its checkpoints.
+        # After the record, because a run that is killed in between needs its checkpoints.
         if status == FINISHED and self.ranks.first:
             checkpoint.clear(self.folder)
 
@@ -267,16 +267,19 @@ class Training:
 
     def _last_saved(self) -> str:
         kept = checkpoint.found(self.checkpoints)
-        return (
-            f"the last saved step is {checkpoint.step(kept[-1])}"
-            if kept
-            else ("nothing of the run is saved")
-        )
+        if not kept:
+            return "nothing of the run is saved"
+        return f"the last saved step is {checkpoint.step(kept[-1])}"
 
     # -- stop and resume ----------------------------------------------------------------------
 
     def _stop_requested(self, check: bool) -> bool:
-        """Whether to stop. Several ranks agree by a message, only when losses are checked."""
+        """Whether to stop.
+
+        Several ranks must agree by a message. They send it only when losses are checked.
+
+        check: whether losses are checked at this step
+        """
         if self.ranks.size == 1:
             return self.stopped()
         return check and self.ranks.any(self.stopped(), self.device)

@@ -1,4 +1,4 @@
-"""Variants: the runs of a job with all its seeds, their order, and their place in a sweep."""
+"""Group runs into variants, which are jobs with all their seeds, and variants into sweeps."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ SCALE = ("preset", "data", "horizon", "steps", "batch", "context", "width", "dep
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs of one variant, one for each seed."""
+    """The runs of a job, one for each seed."""
 
     label: str
     job: Record
@@ -28,11 +28,11 @@ class Variant:
     repeats: int = 0
     """Number of earlier runs of the same jobs, which are ignored."""
     level: float | None = None
-    """Loss at the average seed, from the fit. It is the mean if all variants have equal seeds."""
+    """Loss at the average seed, from the fit: the mean if all variants have the same seeds."""
 
     @cached_property
     def line(self) -> str:
-        """A text that is equal for the variants of one sweep of learning rate or weight decay."""
+        """A text that is equal for variants that differ in learning rate and weight decay only."""
         return labels.key(labels.without_seed(self.job, AXES))
 
     @cached_property
@@ -100,7 +100,8 @@ class Variant:
 def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
     """Group runs by variant. Keep the latest run of each seed.
 
-    Sweeps are in order of first appearance, and the variants of a sweep in order of their values.
+    Sweeps are in the order of their first runs. The variants of a sweep are sorted by learning rate
+    and weight decay.
     """
     groups: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
@@ -122,7 +123,7 @@ def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
 def scales(variants: Sequence[Variant]) -> list[str]:
     """Return the scale of each variant. Only variants of one scale are compared.
 
-    If the variants differ in scale only, all count as one scale.
+    If there is only one line of variants at each scale, all count as one scale.
     """
     found = [scale(variant.job) for variant in variants]
     lines = {(at, variant.line) for at, variant in zip(found, variants, strict=True)}
@@ -132,7 +133,7 @@ def scales(variants: Sequence[Variant]) -> list[str]:
 def fits(variants: Sequence[Variant]) -> dict[str, stats.Fit]:
     """Return the fit of the losses at each scale, by label and seed.
 
-    A variant with a diverged seed takes no part: its other seeds were selected by their survival.
+    A variant with a diverged seed is left out, because its other seeds are not a random sample.
     """
     cells: dict[str, dict[tuple[Any, Any], float]] = {}
     for variant, at in zip(variants, scales(variants), strict=True):
@@ -149,7 +150,7 @@ def _level(variant: Variant, fit: stats.Fit | None) -> float | None:
 
 
 def _repeats(same: Sequence[Run]) -> int:
-    """Return the number of further runs of a job. A copy of a run is not one of them."""
+    """Return how many of these runs repeat the job. Copies of a run do not count."""
     return len({(str(run.head.get("time")), run.val_loss) for run in same}) - 1
 
 
@@ -191,7 +192,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def step_seconds(run: Run) -> float | None:
-    """Return the median time between records, so that pauses and validations do not count."""
+    """Return the median time of a step. The median ignores pauses and validations."""
     steps = [r for r in run.of("step") if r.get("seconds") is not None]
     pairs = [(b["seconds"] - a["seconds"], b["step"] - a["step"])
              for a, b in pairwise(steps)]  # fmt: skip
@@ -214,7 +215,7 @@ def scale(job: Record) -> str:
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One optimizer along an axis. Each point is the best variant over the other axes."""
+    """An optimizer along an axis of a sweep. Each point is the best variant over the other axis."""
 
     label: str
     job: Record
@@ -240,7 +241,7 @@ class SweepLine:
 
 
 def sweep(variants: Sequence[Variant], axis: str) -> list[SweepLine]:
-    """Return one line for each set of variants that differ in the axes only."""
+    """Return one line for each set of variants that differ in AXES only."""
     groups: dict[str, list[Variant]] = {}
     for variant in variants:
         groups.setdefault(variant.line, []).append(variant)
@@ -250,6 +251,7 @@ def sweep(variants: Sequence[Variant], axis: str) -> list[SweepLine]:
 
 
 def swept(lines: Iterable[SweepLine]) -> bool:
+    """Whether a line has several points."""
     return any(len(line.points) > 1 for line in lines)
 
 

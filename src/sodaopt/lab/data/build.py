@@ -49,7 +49,11 @@ class Recipe:
 
 
 def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda _: None) -> None:
-    """Make the data set. After an error, the folder is unchanged."""
+    """Make the data set in the folder `out`. After an error, the folder is unchanged.
+
+    replace: replace a data set that is in the folder
+    tell: called with the number of input bytes since the last call
+    """
     if replace:
         check_replaceable(out)
     with staged(out, replace) as folder:
@@ -62,8 +66,8 @@ def build(recipe: Recipe, out: Path, replace: bool = False, tell: Tell = lambda 
 
 
 def check_replaceable(out: Path) -> None:
-    """Raise if the folder is not a data set, so that nothing else is ever overwritten."""
-    # A killed process leaves the temporary file of `write_atomically`: .checked.json.HOST.PID.x
+    """Raise if the folder has files that no data set has, so that these are never overwritten."""
+    # A killed process may leave a temporary file of `write_atomically`: .checked.json.HOST.PID.x
     known = re.compile(rf"{META}|{FILE}|{CHECKED}|.*\.bin|\.({META}|{FILE}|{CHECKED})\..+")
     inside = sorted(path.name for path in out.iterdir()) if out.exists() else []
     other = [name for name in inside if not known.fullmatch(name)]
@@ -112,7 +116,7 @@ def _shards(recipe: Recipe, folder: Path, tell: Tell) -> dict[str, Any]:
 
 
 def _encoded(recipe: Recipe, files: Sequence[Path], path: Path, tell: Tell) -> Ids:
-    """Write the ids of all documents in order, each after the separator. Return them."""
+    """Write the ids of all documents to a file, each after the separator. Return the ids."""
     batches = _batches(files, recipe, tell)
     with path.open("wb") as file, ThreadPoolExecutor(recipe.workers) as pool:
         jobs = (pool.submit(_encode, recipe.tokenizer, batch) for batch in batches)
@@ -156,6 +160,7 @@ def _parts(files: Sequence[Path], recipe: Recipe, tell: Tell) -> Iterator[Part]:
 
 
 def _encode(tokenizer: Tokenizer, batch: list[Part]) -> Ids:
+    """Return the ids of a batch, with the separator before each document."""
     encoded = tokenizer.encode_batch([text for text, _ in batch])
     eot, none = np.array([tokenizer.eot], np.uint16), np.empty(0, np.uint16)
     pairs = ((eot if start else none, ids) for (_, start), ids in zip(batch, encoded, strict=True))
@@ -163,7 +168,7 @@ def _encode(tokenizer: Tokenizer, batch: list[Part]) -> Ids:
 
 
 def _documents(ids: Ids, eot: int) -> Indices:
-    """Return the start and the end of each document, as found by the separator's id."""
+    """Return the start and the end of each document. Each document starts with the separator."""
     steps = range(0, len(ids), CHUNK)
     begins = np.concatenate([np.flatnonzero(ids[k : k + CHUNK] == eot) + k for k in steps])
     return np.stack([begins, np.append(begins[1:], len(ids))], axis=1)
@@ -172,7 +177,7 @@ def _documents(ids: Ids, eot: int) -> Indices:
 def _divided(documents: Indices, fraction: float) -> tuple[Indices, Indices]:
     """Split documents into training and validation data.
 
-    Validation data is whole documents, or the end of the longest one if all are too long.
+    Validation data is whole documents, or the end of the longest document if all are too long.
     """
     lengths = documents[:, 1] - documents[:, 0]
     most = int(fraction * lengths.sum())
@@ -186,10 +191,18 @@ def _divided(documents: Indices, fraction: float) -> tuple[Indices, Indices]:
 
 
 def _written(folder: Path, kind: str, ids: Ids, spans: Indices, most: int) -> dict[str, Any]:
-    """Write shards of about the same size. A tiny last shard might not contain a window."""
+    """Write the documents to shards. Return the entries of these shards in meta.json.
+
+    The shards have about the same size, because a tiny last shard might not contain a window.
+
+    spans: the start and the end of each document
+    most: the most tokens of a shard
+    """
     total = int((spans[:, 1] - spans[:, 0]).sum())
     if total < 2:
-        raise DataError(f"too little text for {kind} data: {total} tokens, but it needs 2 or more")
+        raise DataError(
+            f"too little text for {kind} data: {total} tokens, and at least 2 are needed. Add text"
+        )
     size = -(-total // -(-total // most))
     shards = {}
     for number, part in enumerate(_filled(ids, spans, size)):

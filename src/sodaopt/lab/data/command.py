@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Prepare:
     """Make a data set from text files.
 
-    .jsonl and .parquet: each line or row is a document, in the field "text" or that of --field.
-    .bin: shards of a data set, decoded by its tokenizer, to give them another one.
-    .txt and other text: lines <|endoftext|> separate documents. Without them, a file is a document.
+    .jsonl and .parquet: each line or row is a document. Its text is in the field of --field.
+    .bin: shards of a data set, which are decoded, to be encoded with another tokenizer.
+    .txt and other text: lines <|endoftext|> separate documents. A file without them is a document.
     Files may be compressed: .xz, .zst, .gz."""
 
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
@@ -53,7 +53,7 @@ class Prepare:
     seed: int = 0
     """Seed of the order of the documents."""
     licence: str = ""
-    """Licence of the text, a note in meta.json."""
+    """Licence of the text, which is noted in meta.json."""
     force: bool = False
     """Replace an existing data set."""
 
@@ -105,8 +105,8 @@ class Download:
 class Wikipedia:
     """Make the data set of the preset proxy from English Wikipedia.
 
-    Articles that others have extracted are downloaded from GitHub at fixed commits (830 MB). They
-    are cleaned, divided and tokenised."""
+    The text of the articles is downloaded from two repositories on GitHub, at fixed commits
+    (830 MB). It is cleaned, split into training and validation data, and tokenised."""
 
     out: Path = ROOT / "proxy"
     """Folder of the data set."""
@@ -136,10 +136,10 @@ class Wikipedia:
 
 @dataclass
 class Info:
-    """Describe a data set, or list all of them."""
+    """Describe a data set, or list all data sets."""
 
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
-    """Name or folder of a data set. Default: list all."""
+    """Name or folder of a data set. Default: list all data sets."""
     verify: bool = False
     """Compare the checksums of the shards with those in meta.json."""
 
@@ -172,7 +172,7 @@ Data = (
 
 
 def _report_errors(run: Callable[[Console], int]) -> int:
-    """Run a command. Print errors of the data or the disk as one line."""
+    """Run a command. Print errors of the data or the disk as one line. Return the exit code."""
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=132)
@@ -199,7 +199,7 @@ def _shards(paths: list[Path]) -> str:
 
 
 def _all(root: Path) -> Table:
-    """Return a table of the known data sets and those in the folder."""
+    """Return a table of the known data sets, and of other folders under `root`."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -246,7 +246,12 @@ def _one(data: Dataset) -> Table:
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[tuple[prepare.Stage, build.Tell]]:
-    """Show a bar on a terminal, or a line for every tenth of the input."""
+    """Show a bar on a terminal, or a line for every tenth of the input.
+
+    Yield the functions `stage` and `tell` of `prepare`, which update it.
+
+    total: the number of input bytes
+    """
     if not console.is_terminal:
         yield lambda text: _print(console, text), _tenths(console, total)
         return
@@ -262,6 +267,7 @@ def _progress(console: Console, total: int) -> Iterator[tuple[prepare.Stage, bui
 
 
 def _tenths(console: Console, total: int) -> build.Tell:
+    """Return a function that prints a line after every tenth of the input."""
     done = 0
 
     def tell(more: int) -> None:

@@ -26,7 +26,7 @@ class Known:
     licence: str
     command: str
     own: bool = False
-    """Whether the user makes it from text of their own."""
+    """Whether users make it on their machine, and may make it from other text."""
 
 
 KNOWN = {
@@ -62,7 +62,7 @@ KNOWN = {
 
 
 def open_data(name_or_path: str, root: Path = ROOT) -> Dataset:
-    """Open `embedded`, a folder, or the name of a folder under `root`."""
+    """Open a data set: `embedded`, the name of a folder under `root`, or the path of a folder."""
     name = str(name_or_path)
     if name == EMBEDDED:
         return _embedded(root / EMBEDDED)
@@ -84,7 +84,7 @@ def _absent(name: str, root: Path) -> str:
 
 
 def here(root: Path) -> list[str]:
-    """Return the names of the folders under root."""
+    """Return the names of the folders under `root`."""
     return sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
 
 

@@ -114,7 +114,8 @@ def _wrong_entry(meta: dict[str, Any]) -> str:
         if wrong := next((f"no {k}" for k in types if k not in part), _wrong_type(part, types)):
             return f"{name}: {wrong}"
     name = meta.get("tokenizer", GPT2)
-    return "" if Path(name).name == name and "\0" not in name else f"tokenizer is {name!r:.60}"
+    is_file_name = Path(name).name == name and "\0" not in name  # so it is in the folder
+    return "" if is_file_name else f"tokenizer is {name!r:.60}"
 
 
 def _wrong_type(entries: dict[str, Any], types: dict[str, type]) -> str:
@@ -157,7 +158,8 @@ def _check_tokenizer(folder: Path, name: str, vocab: int) -> None:
 def largest_ids(paths: list[Path]) -> dict[Path, int]:
     """Return the largest id of each shard of a folder.
 
-    Reading all ids takes time, so the results are kept in checked.json.
+    Reading all ids takes time, so the results are kept in checked.json. A result is used
+    until the size or the time of its shard changes.
     """
     memory = paths[0].parent / CHECKED
     known = _checked(memory)
@@ -173,7 +175,7 @@ def largest_ids(paths: list[Path]) -> dict[Path, int]:
 
 
 def _checked(path: Path) -> dict[str, list[int]]:
-    """Return the entries of checked.json. Wrong ones are left out, so their shards are read."""
+    """Return the entries of checked.json, without wrong entries, whose shards are read again."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

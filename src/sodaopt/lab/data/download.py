@@ -1,7 +1,7 @@
 """`sodaopt data download`: download shards of FineWeb with GPT-2's ids.
 
-They are in the data set repositories of modded-nanogpt on the Hugging Face Hub. There is one shard
-for validation, and many for training, with 100 M tokens each.
+The shards are in the data set repositories of modded-nanogpt on the Hugging Face Hub. A repository
+has one shard for validation, and many for training, with 100 M tokens each.
 """
 
 import shutil
@@ -19,6 +19,8 @@ SHARD_BYTES = 200_001_024
 
 @dataclass(frozen=True)
 class Source:
+    """A data set repository on the Hugging Face Hub."""
+
     repo: str
     shards: int
     """Number of training shards."""
@@ -34,8 +36,10 @@ Say = Callable[[str], None]
 def download(
     name: str, shards: int, out: Path, endpoint: str | None = None, say: Say = lambda _: None
 ) -> Dataset:
-    """Download the first shards, except those that are already there and complete.
+    """Download the first shards of a data set, except complete ones that are already in `out`.
 
+    shards: number of training shards
+    endpoint: address of a mirror of the hub
     say: called with messages about the progress
     """
     source = _source(name, shards)
@@ -74,12 +78,12 @@ def _check_space(out: Path, shards: int) -> None:
     if free < needed:
         raise DataError(
             f"{shards} shards need {needed / 1e9:.1f} GB, but {out} has {free / 1e9:.1f} GB free: "
-            f"download fewer, or choose another --out"
+            f"download fewer shards, or choose another --out"
         )
 
 
 def _fetch(repo: str, file: str, out: Path, endpoint: str | None) -> None:
-    """Download one shard. The hub's client resumes a broken download and renames it at the end."""
+    """Download a shard. The hub's client resumes a broken download, and renames a complete one."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError
 

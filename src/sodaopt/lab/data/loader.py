@@ -29,7 +29,7 @@ Stretch = tuple[int, Indices]  # index of a shard, and windows in it
 class Windows:
     """The windows of some shards, numbered in the order of the files.
 
-    multiple: the number of windows of each shard is a multiple of this
+    multiple: the number of windows of each shard is rounded down to a multiple of this
     """
 
     def __init__(self, files: Sequence[Path], context: int, multiple: int = 1) -> None:
@@ -103,7 +103,10 @@ class BatchBuffer:
         return self.ids.numpy()
 
     def to_device(self, sequences: int | None = None) -> Batch:
-        """Return inputs and targets on the device. Targets are one token later."""
+        """Return inputs and targets on the device. Targets are one token later.
+
+        sequences: how many sequences of the buffer to copy. None: all.
+        """
         both = self.ids[:sequences].to(self.device, non_blocking=True, copy=True)
         if self.copied is not None:
             self.copied.record(torch.cuda.current_stream(self.device))
@@ -111,9 +114,9 @@ class BatchBuffer:
 
 
 def make_buffers(sequences: int, context: int, device: torch.device) -> Iterator[BatchBuffer]:
-    """Return two buffers in turn: one is filled while the other one is copied.
+    """Yield two buffers in turn, forever: one is filled while the other one is copied.
 
-    They are reused, because pinning memory takes milliseconds.
+    Buffers are reused, because pinning memory takes milliseconds.
     """
     return cycle([BatchBuffer(sequences, context, device) for _ in range(2)])
 
@@ -168,6 +171,7 @@ class Loader:
         return -(-self.position // len(self.windows))
 
     def next(self) -> Batch:
+        """Return the next batch, and begin to read the one after it."""
         ahead, self._ahead = self._ahead, None
         buffer = ahead[1].result() if ahead is not None else None
         if buffer is None or ahead is None or ahead[0] != self.position:  # a new position
@@ -205,7 +209,10 @@ class Loader:
         return buffer
 
     def _stretch(self, at: int, most: int) -> Stretch:
-        """Do the same as `Windows.stretch`, over all epochs, and in shuffled order if asked to."""
+        """Return a stretch as `Windows.stretch` does, but in the order of this loader.
+
+        at: position of the first window, counted over all epochs
+        """
         epoch, at = divmod(at, len(self.windows))
         if not self.shuffled:
             return self.windows.stretch(at, most)
@@ -230,19 +237,23 @@ def val_batches(
     world: int = 1,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Return the same batches each time, of the first `tokens` tokens or of all tokens.
+    """Return batches of the first `tokens` validation tokens, or of all. They are always the same.
 
-    A batch is inputs, targets and the number of tokens that count. The last batch may have fewer
-    sequences. Tokens after the last complete window of a file are skipped. Each rank gets its own
-    share, and shares may differ by one sequence. All ranks get the same number of batches, because
-    FSDP gathers weights in each forward pass: a batch without tokens that count repeats another.
+    A batch is (inputs, targets, number of tokens that count). The last batch may have fewer
+    sequences. Tokens after the last complete window of a file are skipped.
+
+    Each rank gets its own share, and shares may differ by one sequence. All ranks must get the same
+    number of batches, because FSDP gathers weights in each forward pass. So a rank with a smaller
+    share may end with a batch that repeats a window, of which 0 tokens count.
     """
     windows = Windows(files, context)
     count = len(windows) if tokens is None else min(len(windows), tokens // context)
     if count < world:
+        most = len(windows) * context
+        read = most if tokens is None else min(tokens, most)
         raise DataError(
-            f"{tokens} validation tokens are too few for a window of {context} on {world} ranks: "
-            "use more eval_tokens"
+            f"{read} validation tokens are too few for a window of {context} on {world} ranks: use "
+            "more eval_tokens, or more text for validation"
         )
     first, last = rank * count // world, (rank + 1) * count // world
     buffers = make_buffers(sequences, context, torch.device(device))

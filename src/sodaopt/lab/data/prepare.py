@@ -12,7 +12,7 @@ from .dataset import Dataset, open_folder
 from .shards import DataError
 from .tokenizer import Tokenizer
 
-SAMPLE = 100_000_000  # characters to train a tokenizer on: more changes few of its tokens
+SAMPLE = 100_000_000  # characters to train a tokenizer on: more text changes few of its tokens
 VOCAB = 8192
 Stage = Callable[[str], None]
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -72,7 +72,7 @@ class PrepareOptions:
 def prepare(
     options: PrepareOptions, stage: Stage = lambda _: None, tell: build.Tell = lambda _: None
 ) -> Dataset:
-    """Make a data set.
+    """Make a data set, and open it.
 
     stage: called with the name of each stage when it begins
     tell: called with the number of input bytes since the last call
@@ -98,7 +98,10 @@ def _tokenizer(options: PrepareOptions, stage: Stage) -> Tokenizer:
 
 
 def sample(files: Sequence[Path], most: int = SAMPLE, field: str = "text") -> Iterator[str]:
-    """Yield the beginning of each file, with the same number of characters for each."""
+    """Yield text from the beginning of each file, about as many characters from each.
+
+    most: the number of characters from all files together
+    """
     for path in files:
         left = most // len(files)
         parts = chain.from_iterable(
@@ -112,7 +115,7 @@ def sample(files: Sequence[Path], most: int = SAMPLE, field: str = "text") -> It
 
 
 def check_out(out: Path, force: bool) -> None:
-    """Raise if the folder cannot be made, before any work is done."""
+    """Raise if the data set cannot be written to this folder, before any work is done."""
     known = KNOWN.get(out.name)
     if out.parent.resolve() == ROOT.resolve() and known and not known.own:
         raise DataError(f"{out.name} is the name of a known data set: choose another --out")
@@ -124,7 +127,7 @@ def check_out(out: Path, force: bool) -> None:
 
 
 def default_out(files: Sequence[Path]) -> Path:
-    """Return runs/data/NAME, named after the first file."""
+    """Return the folder runs/data/NAME, where NAME is from the first file."""
     return ROOT / (files[0].name.split(".")[0] if files else "")
 
 

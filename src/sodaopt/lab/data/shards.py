@@ -1,7 +1,8 @@
 """Read and write shards: files of token ids, in the format of modded-nanogpt and llm.c.
 
-A shard is 256 int32 (magic 20240520, version 1, number of tokens, zeros), then the ids as uint16,
-all little endian. It is written under another name and renamed, so an existing shard is complete.
+A shard has a header of 256 int32 (magic 20240520, version 1, number of tokens, zeros), and then the
+ids as uint16, all little endian. It is written under another name and renamed, so an existing shard
+is complete.
 """
 
 import hashlib
@@ -56,7 +57,7 @@ def open_shard(path: Path) -> Ids:
 
 
 def count_tokens(path: Path) -> int:
-    """Return the number of tokens in the header of a shard, checked against the file's size."""
+    """Return the number of tokens of a shard from its header. Raise if the file's size differs."""
     try:
         with path.open("rb") as file:
             header = file.read(HEADER_BYTES)
@@ -71,7 +72,7 @@ def count_tokens(path: Path) -> int:
     if magic != MAGIC:
         raise DataError(f"{path} is not a shard of tokens: it begins with {magic}, not {MAGIC}")
     if version != VERSION:
-        raise DataError(f"{path} has version {version} of the format, but this reads {VERSION}")
+        raise DataError(f"{path} has format version {version}, but this sodaopt reads {VERSION}")
     _check_size(path, count, size)
     return count
 

@@ -9,8 +9,8 @@ Indices = npt.NDArray[np.int64]
 def permutation(n: int, seed: int, major: int = 0, minor: int = 0) -> Indices:
     """Return 0..n-1 in an order that depends on seed, major and minor only.
 
-    The order is that of n 64-bit words of Philox, which is a published function of key and counter.
-    A new version of numpy may change `Generator.permutation`, but not Philox.
+    Each number gets a 64-bit word of Philox, which is a published function of key and counter, and
+    the words are sorted. A new version of numpy may change `Generator.permutation`, but not Philox.
     """
     key = np.array([seed, major << 32 | minor], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(n)

@@ -17,8 +17,11 @@ ENDING = ".partial"
 def staged(out: Path, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder next to `out`, and rename it to `out` at the end.
 
-    No lock is used. Processes that make the same folder each write their own, and all but the
-    first get FileExistsError. The folder of a killed process is removed by the next one.
+    No lock is used. Processes that make the same folder each write a temporary folder, and all but
+    the first process get FileExistsError. The temporary folder of a killed process is removed by
+    the next process.
+
+    replace: replace `out` if it exists
     """
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +50,7 @@ def _rename(folder: Path, out: Path) -> None:
 
 
 def _swap(folder: Path, out: Path) -> None:
+    """Rename the folder to `out`, and remove the old `out`. After an error, restore the old one."""
     old = folder.with_name(f"{folder.name.removesuffix(ENDING)}.old{ENDING}")
     with suppress(FileNotFoundError):  # another process is replacing it as well
         out.rename(old)

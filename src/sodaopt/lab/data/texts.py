@@ -1,4 +1,4 @@
-"""Read documents: plain text, JSON lines (both optionally compressed), Parquet, or shards."""
+"""Read documents from text, JSON lines, Parquet or shards. The first two may be compressed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Seen = Callable[[int], None]
 
 
 def check_file(path: Path) -> None:
-    """Raise if a file cannot be read, before the work on the files before it."""
+    """Raise if a file is missing, a folder or empty, before any work on other files."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     if path.is_dir():
@@ -44,7 +44,7 @@ def documents(path: Path, seen: Seen = lambda _: None, field: str = "text") -> I
     Plain text has a line `<|endoftext|>` between documents, or is one document. In JSON lines and
     Parquet, each line or row is a document. Shards of a data set (.bin) are decoded.
 
-    seen: called with the number of bytes since the last call
+    seen: called with the number of bytes that were read since the last call
     field: the field of JSON lines, or the column of Parquet, with the text
     """
     with path.open("rb") as raw:
@@ -92,8 +92,8 @@ def _parquet(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
 
 
 def _shard(path: Path, raw: BinaryIO) -> Iterator[str]:
-    """Decode a shard with the tokenizer of its data set, to prepare it with another one."""
-    from .dataset import open_folder  # which imports this module
+    """Yield the documents of a shard, decoded with the tokenizer of its data set."""
+    from .dataset import open_folder  # here, because dataset.py imports this module
 
     tokenizer, ids = open_folder(path.parent).tokenizer(), open_shard(path)
     ends = [*(int(at) for at in np.flatnonzero(ids == tokenizer.eot)), len(ids)]
@@ -122,7 +122,7 @@ def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
 
 
 def _frames(raw: BinaryIO) -> Iterator[bytes]:
-    """Decompress a file of Zstandard frames. The library's own reader accepts an incomplete one."""
+    """Decompress a file of Zstandard frames. The library's own reader accepts incomplete files."""
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
@@ -200,6 +200,8 @@ def pieces(text: str, most: int = 1 << 20) -> Iterator[str]:
 
     Parts end at a newline between two characters that are not spaces. GPT-2's rule for words makes
     such a newline a word of its own, so no token crosses it.
+
+    most: a part ends at the first such newline after this many characters
     """
     begin = 0
     while len(text) - begin > most:

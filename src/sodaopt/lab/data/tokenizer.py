@@ -1,7 +1,7 @@
 """Tokenizers: GPT-2's, which is in the package, and byte-level BPEs trained on the data.
 
-The files are those of the library `tokenizers`. Text is encoded with tiktoken, which is several
-times faster.
+Tokenizer files have the format of the library `tokenizers`. Text is encoded with tiktoken, which is
+several times faster.
 """
 
 import json
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
     vocab: int
     eot: int
     json: str | None
-    """Content of tokenizer.json, or None for a tokenizer that has a name."""
+    """Content of tokenizer.json, or None for GPT-2's tokenizer, which has a name."""
     splittable: bool
     """Whether no token crosses a newline between two characters that are not spaces."""
 
@@ -79,7 +79,7 @@ class OtherTokenizer:
             raise DataError(
                 f"{where} has no token {EOT}, which must separate the documents: add it"
             )
-        self.inner.encode_special_tokens = True  # as plain text
+        self.inner.encode_special_tokens = True  # as if they were plain text
         self.vocab, self.eot = self.inner.get_vocab_size(), int(eot)
         self.json: str | None = text
 
@@ -118,7 +118,7 @@ def _gpt2() -> Tokenizer:
 
 
 def _letters() -> dict[str, int]:
-    """Return the letter that a byte-level BPE writes for each byte.
+    """Return the byte that each letter of a byte-level BPE stands for.
 
     A printable byte is its own letter. The other bytes have letters from 256 on.
     """
@@ -128,12 +128,16 @@ def _letters() -> dict[str, int]:
 
 
 def _ranks(vocab: dict[str, int]) -> dict[bytes, int]:
+    """Return the vocabulary with bytes instead of letters."""
     byte = _letters()
     return {bytes(byte[letter] for letter in word): rank for word, rank in vocab.items()}
 
 
 def parse(text: str, where: Path = Path(FILE)) -> Tokenizer:
-    """Make the tokenizer from the text of a tokenizer.json."""
+    """Make the tokenizer from the text of a tokenizer.json.
+
+    where: the path for error messages
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -168,8 +172,8 @@ def _check_ids(vocab: dict[str, int], where: Path) -> None:
 def _is_plain(data: Any) -> bool:
     """Whether tiktoken gives the same ids as `tokenizers` for this file.
 
-    It does if each merge makes a new token, in the order of the ids, as training does. Then a token
-    is always made of the same parts, and only one merge can complete it.
+    The ids are the same if each merge makes a new token, in the order of the ids, as training does.
+    Then a token is always made of the same parts, and only one merge can complete it.
     """
     try:
         model, words = data["model"], data["pre_tokenizer"]
@@ -206,7 +210,7 @@ def check_vocab(vocab: int) -> None:
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Train a byte-level BPE: the separator (id 0), the bytes, and merges."""
+    """Train a byte-level BPE. Its tokens are the separator (id 0), the bytes, and merges."""
     check_vocab(vocab)
     from tokenizers import Tokenizer as Inner
     from tokenizers import decoders, models, pre_tokenizers, trainers

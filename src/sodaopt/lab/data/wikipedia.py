@@ -24,7 +24,8 @@ LICENCE = "CC BY-SA 3.0 (Wikipedia contributors)"
 LEAST = 400
 """Least number of characters of a document."""
 SHORT_LINE = 60
-"""Documents with shorter lines on average are lists. A line of this length is kept once."""
+"""Documents with shorter lines on average count as lists. Lines of at least this length are kept
+once, and shorter ones always."""
 ATTEMPTS = 4
 Say = Callable[[str], None]
 
@@ -37,7 +38,7 @@ class Extraction:
     commit: str
     folder: str
     numbers: range
-    """The first one is AA/wiki_00, number 100 is AB/wiki_00."""
+    """Numbers of the files: 0 is AA/wiki_00, and 100 is AB/wiki_00."""
     sha256: str
     """Checksum of all files, one after the other."""
     share: float = 1.0
@@ -77,25 +78,26 @@ def write_texts(
 ) -> tuple[list[Path], Path]:
     """Download and clean the articles. Return a file of text for each source, and val.txt.
 
-    A hash of its title decides whether an article is left out, trained on or validated on, so the
-    result is the same each time.
+    The hash of its title decides whether an article is left out, or is for training or validation.
+    So the result is the same each time.
 
-    host: where to download from, in place of GitHub
+    out: the folder of the downloaded files and of the text
+    host: the address to download from
     """
     for source in sources:
         download(source, out / source.repo, host, say)
         check(source, out / source.repo)
     train, val = [], out / "val.txt"
     seen: set[bytes] = set()
-    with val.open("w", encoding="utf-8") as few:
+    with val.open("w", encoding="utf-8") as val_file:
         for source in sources:
             say(f"{source.repo}: cleaning {len(source.paths)} files")
             found = documents([out / source.repo / path for path in source.paths], seen)
             train.append(out / f"{source.repo.split('/')[1]}.txt")
-            with train[-1].open("w", encoding="utf-8") as most:
+            with train[-1].open("w", encoding="utf-8") as train_file:
                 for title, text in found:
                     if (at := position(title)) < source.share:
-                        file = few if at < source.val_share else most
+                        file = val_file if at < source.val_share else train_file
                         file.write(f"{text}\n{EOT}\n")
     return train, val
 
@@ -135,7 +137,7 @@ def _fetch(url: str) -> bytes:
 
 
 def check(source: Extraction, folder: Path) -> None:
-    """Raise if a downloaded file differs from the one in the repository."""
+    """Raise if a downloaded file differs from the file in the repository."""
     digest = hashlib.sha256()
     for path in source.paths:
         digest.update((folder / path).read_bytes())
@@ -183,7 +185,7 @@ def _is_heading(line: str) -> bool:
 
 
 def is_prose(title: str, lines: Sequence[str]) -> bool:
-    """Whether an article is English prose of some length: no list and no disambiguation page."""
+    """Whether an article is English prose of some length, not a list or a disambiguation page."""
     text = " ".join(lines)
     if len(text) < LEAST or len(text) < SHORT_LINE * len(lines):
         return False

@@ -14,7 +14,7 @@ from ..variants import AXES, Variant, status, sweep
 POINTS = 1500
 """Most points of a curve."""
 BUDGET = 12_000
-"""Most points of all curves of a chart, to limit the size of a page."""
+"""Most points of all curves of a chart together, to limit the size of the page."""
 FEW = 200
 """Most points of a curve in a small chart."""
 DYNAMICS = {
@@ -37,13 +37,14 @@ class Curve:
     label: str
     colour: int
     main: bool
-    """Whether it is the best variant of its optimizer. Only these are shown if there are many."""
+    """Whether the variant is the best of its optimizer. Of many, only these are shown at first."""
     alone: bool
-    """Whether it is one diverged seed of a variant with other seeds."""
+    """Whether the curve is one diverged seed of a variant with other seeds."""
     steps: list[float]
     tokens: list[float]
     seconds: list[float]
     loss: list[float]
+    """Values of the quantity, which is the loss in most charts."""
     low: list[float]
     high: list[float]
 
@@ -54,7 +55,10 @@ def loss(record: Record) -> float | None:
 
 
 def colours(variants: Sequence[Variant]) -> list[int]:
-    """Return a colour for each variant. The best one of a sweep has the colour of its line."""
+    """Return the number of a colour for each variant.
+
+    The best variant of a sweep has the colour that the sweep's line has in the other charts.
+    """
     heads = [line.head for line in sweep(variants, AXES[0])]
     order = [
         *heads,
@@ -81,7 +85,7 @@ def curves(variants: Sequence[Variant], kind: str) -> list[Curve]:
 def gaps(lines: Sequence[Comparison]) -> list[Curve]:
     """Return the difference of each variant to its baseline along the run.
 
-    It is the mean over the seeds that both have, with its 95 % interval as the band.
+    A curve is the mean over the seeds that both have, and its band is the 95 % interval.
     """
     variants = [line.variant for line in lines]
     heads, found = len(sweep(variants, AXES[0])), []
@@ -95,7 +99,10 @@ def gaps(lines: Sequence[Comparison]) -> list[Curve]:
 
 
 def _differences(variant: Variant, base: Variant) -> dict[int, list[Record]]:
-    """Return the records of the variant with differences for losses, at steps both have."""
+    """Return the records of the variant by step, with the difference to the baseline as the loss.
+
+    Only steps at which all pairs of runs have a loss are returned.
+    """
     seeds = {run.job.get("seed"): run for run in base.runs if run.finished}
     pairs = [(run, seeds[seed]) for run in variant.runs
              if run.finished and (seed := run.job.get("seed")) in seeds]  # fmt: skip
@@ -109,6 +116,7 @@ def _differences(variant: Variant, base: Variant) -> dict[int, list[Record]]:
 
 
 def _with_interval(curve: Curve, at: dict[int, list[Record]]) -> Curve:
+    """Return the curve with the 95 % intervals as its band, if every step has an interval."""
     found = [paired([r["loss"] for r in at[step]]) for step in sorted(at)]
     ends = [(gap.low, gap.high) for gap in found if gap and gap.low is not None]
     if len(ends) < len(found):
@@ -117,7 +125,10 @@ def _with_interval(curve: Curve, at: dict[int, list[Record]]) -> Curve:
 
 
 def dynamics(variants: Sequence[Variant]) -> dict[str, dict[str, list[Curve]]]:
-    """Return the diagnostics along the runs, by role and name, of the best of each optimizer."""
+    """Return the curves of the diagnostics, by role and name.
+
+    If there are many variants, only the best of each optimizer has curves.
+    """
     heads = len(sweep(variants, AXES[0]))
     drawn = [(variant, colour) for variant, colour in zip(variants, colours(variants), strict=True)
              if colour < heads or len(variants) <= 8]  # fmt: skip
@@ -139,7 +150,7 @@ def _diagnostic(record: Record, role: str, name: str) -> float | None:
 
 
 def _drawn(variant: Variant) -> list[tuple[str, list[Run]]]:
-    """Return the curves of a variant as (label, runs). A diverged seed is not part of the mean."""
+    """Return the curves of a variant as (label, runs). A diverged seed has a curve of its own."""
     bad = [run for run in variant.runs if status(run) == DIVERGED]
     good = [run for run in variant.runs if status(run) != DIVERGED]
     if not bad or not good:
@@ -152,6 +163,10 @@ def _curve(
     label: str, colour: int, main: bool, at: dict[int, list[Record]], band: bool,
     value: Value = loss,
 ) -> Curve:  # fmt: skip
+    """Return the mean of `value` over seeds, and with `band` also its range.
+
+    at: the records by step, one of each seed
+    """
     ys = [[y for r in at[step] if (y := value(r)) is not None] for step in sorted(at)]
     several = band and any(len(some) > 1 for some in ys)
     return Curve(
@@ -171,7 +186,7 @@ def _curve(
 def _common(runs: Sequence[Run], kind: str, value: Value) -> dict[int, list[Record]]:
     """Return the records of the steps that all runs have, so that each mean is over the same seeds.
 
-    If some runs have finished, the others do not count.
+    Unfinished runs are left out if some runs have finished.
     """
     done = [run for run in runs if status(run) == FINISHED] or list(runs)
     at: dict[int, list[Record]] = {}
@@ -184,7 +199,7 @@ def _common(runs: Sequence[Run], kind: str, value: Value) -> dict[int, list[Reco
 
 
 def _along(at: dict[int, list[Record]], name: str) -> list[float]:
-    """Return the mean tokens or seconds over seeds, or an empty list if a step has none."""
+    """Return the mean of `name` over seeds at each step, or an empty list if a step has none."""
     known = [[r[name] for r in at[step] if r.get(name) is not None] for step in sorted(at)]
     return [fmean(some) for some in known] if all(known) else []
 
@@ -192,7 +207,7 @@ def _along(at: dict[int, list[Record]], name: str) -> list[float]:
 def thin(curve: Curve, limit: int, average: bool = False) -> Curve:
     """Reduce a curve to `limit` evenly spaced points, including the first and the last.
 
-    average: a point is the mean of those since the point before, because the loss is noisy
+    average: whether a point is the mean since the previous one, which smooths noisy losses
     """
     count = len(curve.steps)
     if count <= limit:

@@ -1,4 +1,4 @@
-"""`sodaopt report`: write a page, a table and figures about runs."""
+"""`sodaopt report`: write a page and figures about runs, and print a table."""
 
 import json
 import time
@@ -36,24 +36,24 @@ class Report:
     svg: bool = False
     """Also write the charts as SVG."""
     live: float | None = None
-    """Write the page again every so many seconds, until all runs are done. An open page follows."""
+    """Seconds after which the page is written again, until all runs are done. Open pages reload."""
     output: Annotated[Output, Grouped] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise ValueError("name at least one folder of runs")
         if self.live is not None and not self.live > 0:
-            raise ValueError(f"live is a number of seconds above 0, got {self.live}")
+            raise ValueError(f"live must be above 0 seconds, got {self.live}")
 
     def run(self) -> int:
         console = self.output.console()
         if self.live is None:
             self._write(console)
             return 0
-        console.print("the page is written again until the runs are done: Ctrl-C stops this")
+        console.print("writing the page again until all runs are done: press Ctrl-C to stop")
         while not self._write(console, self.live):
             time.sleep(self.live)
-            console = Console(quiet=True)  # the table once, the page again and again
+            console = Console(quiet=True)  # print the table only once
         return 0
 
     def _write(self, console: Console, refresh: float | None = None) -> bool:
@@ -78,6 +78,10 @@ class Report:
         return done
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
+        """Return the runs in the order of the plans, those of the baseline first.
+
+        skip: called with the reason for each run that cannot be read
+        """
         runs = find(self.runs, skip)
         if not runs:
             where = ", ".join(map(str, self.runs))

@@ -1,6 +1,6 @@
 """Draw the charts of the page as PNG and SVG, for papers.
 
-Colour-blind readers can distinguish the colours, which are Okabe and Ito's.
+The colours are Okabe and Ito's, which colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B4568F", "#C98500", "#3A9FD8", "#4A4F59", "#6A3FB5")
-DODGE = 0.12  # in powers of two
+DODGE = 0.12  # between the marks of two lines, in powers of two
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
 
 
 def draw(variants: Sequence[Variant], stem: Path, kinds: Sequence[str]) -> list[Path]:
-    """Write STEM-val.KIND, and STEM-lr.KIND and STEM-wd.KIND for swept settings."""
+    """Write STEM-val.KIND, and STEM-lr.KIND and STEM-wd.KIND for swept settings. Return the paths.
+
+    kinds: 'png', 'svg' or both
+    """
     from matplotlib import style
 
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +35,8 @@ def draw(variants: Sequence[Variant], stem: Path, kinds: Sequence[str]) -> list[
     for panel in panels(variants):
         found.setdefault(panel.axis, []).append(panel)
     with style.context("sodaopt.figures"):
-        drawn = {"val": trajectories(curves(variants, "val"))} if curves(variants, "val") else {}
+        losses = curves(variants, "val")
+        drawn = {"val": trajectories(losses)} if losses else {}
         drawn |= {axis: sweeps(some) for axis, some in found.items()}
         return [_save(f, stem, name, kind) for name, f in drawn.items() for kind in kinds]
 
@@ -45,12 +49,13 @@ def _save(figure: Figure, stem: Path, name: str, kind: str) -> Path:
 
 
 def style(colour: int) -> dict[str, Any]:
+    """Return the colour and the dashes of a line, as arguments of matplotlib."""
     at = colour % len(COLOURS), colour // len(COLOURS) % len(LINES)
     return {"color": COLOURS[at[0]], "linestyle": LINES[at[1]]}
 
 
 def _escaped(label: str) -> str:
-    """Escape dollar signs, which matplotlib takes for mathematics."""
+    """Escape dollar signs, which begin a formula in matplotlib."""
     return pretty(label).replace("$", r"\$")
 
 
@@ -73,7 +78,7 @@ def trajectories(found: Sequence[Curve]) -> Figure:
 
 
 def _settled(found: Sequence[Curve]) -> tuple[float, float]:
-    """Return a range of losses without the steep start."""
+    """Return a range of losses that leaves out the steep start of the curves."""
     last = max(curve.steps[-1] for curve in found)
     pairs = [list(zip(c.steps, c.loss, strict=True)) for c in found]
     settled = [[y for x, y in pair if x >= 0.15 * last] for pair in pairs]

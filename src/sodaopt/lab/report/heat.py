@@ -1,4 +1,4 @@
-"""Draw heat maps of learning rate and weight decay as HTML tables."""
+"""Draw heat maps of the loss by learning rate and weight decay, as HTML tables."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from .tables import show
 
 
 def heat_section(variants: Sequence[Variant]) -> str:
-    """Return the section of the heat maps, or an empty string without two swept settings."""
+    """Return the section of the heat maps, or an empty string if no runs sweep both settings."""
     found = heat_maps(variants)
     if not found:
         return ""
     caption = (
-        "Validation loss, more blue is better. A ring marks the best. Hatched: a seed diverged. "
-        "Cells with fewer seeds than others show n."
+        "Validation loss. Deeper blue is better. A frame marks the best cell, and hatched cells "
+        "have a diverged seed. Cells with fewer seeds than others show their number n."
     )
     tables = "".join(map(_table, found))
     return (
@@ -45,13 +45,17 @@ def _table(one: HeatMap) -> str:
 
 
 def _cell(variant: Variant | None, one: HeatMap, reach: tuple[float, float], most: int) -> str:
+    """Return a cell. Its colour is the place of the loss in `reach`.
+
+    most: the most seeds of a cell
+    """
     if variant is None:
         return "<td></td>"
     names = ["best"] if variant is one.best else []
     names += ["gone"] if variant.diverged else []
     if variant.mean is None:
         return f'<td class="{" ".join(names)}">{"diverged" if variant.diverged else "…"}</td>'
-    if variant.diverged:  # a surviving seed says nothing about this setting
+    if variant.diverged:  # no colour: the other seeds do not represent this setting
         note = f'<span class="n">{variant.summary()}</span>'
         return f'<td class="{" ".join(names)}">{variant.mean:.3f}{note}</td>'
     share = min(1.0, max(0.0, (variant.mean - reach[0]) / (reach[1] - reach[0])))

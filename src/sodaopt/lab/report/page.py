@@ -27,15 +27,16 @@ from ..records import Run
 from ..variants import Variant, group_by_variant, status
 from . import charts, heat, panels, sentences, tables, text
 
-KEPT = "report.json"
+PLAN_FILE = "report.json"
 SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "page.js")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a page: title, folders of the runs in order, primary comparisons.
+    """The contents of a page: its title, the folders of its runs in order, and the comparisons.
 
-    It is saved before the runs start, so that the primary comparisons are named before any result.
+    The plan is saved before the runs start, so that the primary comparisons are named before any
+    result is known.
     """
 
     title: str = ""
@@ -46,13 +47,13 @@ class Plan:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / KEPT, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
+        write_atomically(folder / PLAN_FILE, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
 
     @classmethod
     def load(cls, folder: Path) -> "Plan":
         """Return the plan in a folder, or an empty one. Version 0.1 had no primary comparisons."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            values = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+            values = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
             pairs = tuple((str(a), str(b)) for a, b in values.get("primary", ()))
             runs = tuple(map(str, values["runs"]))
             return cls(str(values["title"]), runs, pairs, str(values.get("command", "")))
@@ -63,10 +64,11 @@ def write_report(
     runs: Sequence[Run], out: Path, title: str, primary: Pairs = (), command: str = "",
     refresh: float | None = None,
 ) -> Path:  # fmt: skip
-    """Write the page. Readers see the old page or the complete new one.
+    """Write the page to `out`, and return `out`. Readers see the old page or the complete new one.
 
-    command: the command line that makes the runs, for the reader to copy
-    refresh: seconds after which an open page loads itself again, while runs go on
+    primary: the comparisons that were named before the runs
+    command: the command line that makes the runs. The page has a button that copies it
+    refresh: seconds after which an open page reloads itself, or None if the runs are done
     """
     if not runs:
         raise ValueError("a report needs at least one run")
@@ -80,6 +82,7 @@ def write_report(
 
 
 def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str = "") -> str:
+    """Return the page as HTML. The arguments are those of `write_report`."""
     lines = comparisons(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
@@ -107,7 +110,7 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str
 
 
 def _baseline(lines: Sequence[Comparison]) -> str:
-    """Return the name of the baseline, if all differences are to the same one."""
+    """Return the name of the baseline if all differences are to the same one, as HTML."""
     names = {line.base.label for line in lines if line.variant is not line.base}
     return tables.show(names.pop()) if len(names) == 1 else "the baseline"
 
@@ -168,7 +171,7 @@ BIBTEX = """@software{{sodaopt,
 
 
 def copies(variants: Sequence[Variant], command: str) -> dict[str, str]:
-    """Return the texts of the copy buttons."""
+    """Return the texts of the copy buttons by their names."""
     names = ["optimizer", *labels.differing([variant.job for variant in variants])]
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
@@ -200,7 +203,7 @@ def _short(value: Any) -> Any:
 
 
 def facts(runs: Sequence[Run]) -> list[str]:
-    """Return the facts below the title that are the same for all runs."""
+    """Return the facts for the line below the title. They are the same for all runs."""
     heads = [tables.facts(run) for run in runs]
 
     def same(part: str, name: str) -> Any:

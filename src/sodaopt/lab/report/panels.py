@@ -14,9 +14,10 @@ NAMES = {"lr": "learning rate", "wd": "weight decay"}
 
 @dataclass(frozen=True)
 class Mark:
-    """A variant as a point on the axis."""
+    """A point of a sweep: the loss of one variant."""
 
     x: float
+    """Position on the axis, see `positions`."""
     loss: float | None
     spread: float | None
     diverged: int
@@ -31,9 +32,9 @@ class Mark:
 class Trace:
     """A line of a sweep.
 
-    level: the optimizer does not have a weight decay, so the line is horizontal
+    level: whether the line is horizontal, because the optimizer does not have a weight decay
     best, lowest: the best value of the setting, and its loss
-    edge: the best value is the first or the last one
+    edge: whether the best value is the smallest or the largest one
     """
 
     label: str
@@ -58,7 +59,7 @@ class Panel:
     chosen: str
     """The other setting, if each point is the best of several of its values, else empty."""
     notes: list[str]
-    """Sentences about the marks that the panel has."""
+    """Sentences that explain the marks of the panel."""
 
 
 def panels(variants: Sequence[Variant]) -> list[Panel]:
@@ -95,19 +96,21 @@ def _panel(lines: Sequence[SweepLine], indices: Sequence[int], axis: str, title:
 
 
 def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[str]:
-    """Describe the marks of a panel, and only those that are drawn."""
+    """Explain the marks that the panel has, in sentences.
+
+    top: the highest loss on the axis
+    """
     drawn = [mark for trace in traces for mark in trace.marks if not trace.level]
     counts = {mark.n for trace in traces for mark in trace.marks if mark.n}
     high = any(mark.loss is not None and mark.loss > top and not mark.diverged for mark in drawn)
     level = ", ".join(trace.label for trace in traces if trace.level)
     said = {
         f"Level lines have no {NAMES[axis]} to tune: {level}.": level,
-        f"At each point, the best {NAMES.get(chosen, chosen)}.": chosen,
-        "Edge: the best value is the last one tried. A better one may lie beyond it.": any(
-            trace.edge for trace in traces
-        ),
-        f"Points are means over {min(counts, default=0)} to {max(counts, default=0)} seeds. Those "
-        "with fewer seeds are hollow: differences to them are less certain.": len(counts) > 1,
+        f"Each point has the best {NAMES.get(chosen, chosen)} that was tried.": chosen,
+        "Edge: the best value is the smallest or the largest one tried. A better one may lie "
+        "beyond it.": any(trace.edge for trace in traces),
+        f"Points are means over {min(counts, default=0)} to {max(counts, default=0)} seeds. "
+        "Those with fewer seeds are hollow: their losses are less certain.": len(counts) > 1,
         "× at the top: a seed diverged.": any(mark.diverged for mark in drawn),
         "▴ at the top: a loss beyond the axis.": high,
     }
@@ -115,18 +118,19 @@ def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[
 
 
 def interval(variant: Variant) -> tuple[float, ...]:
+    """Return the ends of the bar mean ± spread, or an empty tuple without a mean."""
     spread = variant.spread or 0.0
     return () if variant.mean is None else (variant.mean - spread, variant.mean + spread)
 
 
 def positions(values: Sequence[float]) -> list[float]:
-    """Return log2 of the values, with zero a little to the left of the smallest."""
+    """Return log2 of the values. Zero is a little to the left of the smallest other value."""
     least = min((v for v in values if v > 0), default=1.0)
     return [math.log2(v) if v > 0 else math.log2(least) - 1.5 for v in values]
 
 
 def _level(line: SweepLine, axis: str) -> bool:
-    """Whether the optimizer does not have the setting. All of them have a learning rate."""
+    """Whether the axis is the weight decay and the optimizer of the line does not have one."""
     if axis != "wd" or [x for x, _ in line.points] != [0.0]:
         return False
     try:
@@ -138,6 +142,11 @@ def _level(line: SweepLine, axis: str) -> bool:
 def _trace(
     line: SweepLine, colour: int, label: str, axis: str, at: dict[float, float], most: int
 ) -> Trace:
+    """Return a line of a panel.
+
+    at: the position of each value on the axis
+    most: the most seeds of a point of the panel
+    """
     level = _level(line, axis)
     marks = [
         Mark(0.0 if level else at[x], v.mean, v.spread, v.diverged, v.label, v.n, 0 < v.n < most)
@@ -155,7 +164,7 @@ def _chosen(lines: Iterable[SweepLine], axis: str) -> str:
 
 
 def window(losses: Sequence[float]) -> tuple[float, float]:
-    """Return a range that shows the better half well. Losses far above it are cut off."""
+    """Return a range that shows the better half of the losses in detail. Others may be outside."""
     low, middle, top = min(losses), median(losses), max(losses)
     high = min(top, low + 4 * (middle - low)) if middle > low else top
     margin = 0.08 * (high - low) or 0.01 * abs(low) or 1.0

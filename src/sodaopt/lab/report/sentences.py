@@ -1,4 +1,4 @@
-"""Say in sentences what the runs show, and with which certainty."""
+"""Describe the results of the runs in sentences, and how certain they are."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from .text import Row, probability, seeds, span
 
 
 def headlines(lines: Sequence[Comparison]) -> list[tuple[str, str]]:
-    """Return a sentence for each scale of the runs, as its subject and the rest."""
+    """Return a sentence for each scale of the runs, as (subject, rest of the sentence)."""
     groups: dict[str, list[Comparison]] = {}
     for line in lines:
         groups.setdefault(line.scale, []).append(line)
@@ -33,14 +33,14 @@ def _headline(group: Sequence[Comparison]) -> tuple[str, str]:
 
 
 def _against(best: Comparison, others: Sequence[Comparison]) -> str:
-    """Compare the best with the baseline, or the baseline with the next best."""
+    """Compare the best variant with the baseline, or with the next best if it is the baseline."""
     if best.difference is not None:
         return f": {_compared(best.difference)} than {best.base.label}{_doubt(best)}"
     second = next((line for line in others if line.difference and line.base is best.variant), None)
     if second is None or second.difference is None:
         return ""
     gap = _compared(second.difference)
-    return f"; next, {second.variant.label} is {gap}{_doubt(second)}"
+    return f". The next best, {second.variant.label}, is {gap}{_doubt(second)}"
 
 
 def _compared(gap: Difference) -> str:
@@ -70,15 +70,15 @@ def notes(lines: Sequence[Comparison]) -> list[str]:
         said.append("± is the sample standard deviation over seeds.")
     said += [*_fitted(lines), *_primary(lines), *_unequal(found)]
     if any(swept(sweep(found, axis)) for axis in AXES):
-        said.append("The best row of a sweep is the baseline. It was chosen on the seeds that it "
-                    "is shown with, so its loss is a little too low.")  # fmt: skip
+        said.append("The best row of a sweep is the baseline. Its loss is a little too low, "
+                    "because it was chosen by the same seeds.")  # fmt: skip
     if any(line.difference and line.difference.low is None for line in lines):
-        said.append("One seed has no interval: small differences may be noise.")
+        said.append("With one seed, a difference has no interval: if it is small, it may be noise.")
     return said + _caveats(found)
 
 
 def _fitted(lines: Sequence[Comparison]) -> list[str]:
-    """Describe the fit and its power. The first scale that has a fit is used."""
+    """Describe the fit and its power. If several scales have a fit, describe the first."""
     tested = [line for line in lines if line.difference and line.difference.low is not None]
     fit = next((line.fit for line in tested if line.fit is not None), None)
     if fit is None or fit.sd is None:
@@ -101,8 +101,8 @@ def _primary(lines: Sequence[Comparison]) -> list[str]:
     named = ", ".join(f"{line.variant.label} against {line.base.label} ({_p(line.p or 0.0)})"
                       for line in tested)  # fmt: skip
     holm = f", after Holm's correction for {len(tested)}" if len(tested) > 1 else ""
-    return [f"Primary, named before the runs: {named}{holm}. Stars are for primary comparisons "
-            "only: * below 0.05, ** below 0.01, *** below 0.001."]  # fmt: skip
+    return [f"Primary comparisons, named before the runs: {named}{holm}. Stars are only for them: "
+            "* is p below 0.05, ** below 0.01, *** below 0.001."]  # fmt: skip
 
 
 def _unequal(variants: Sequence[Variant]) -> list[str]:
@@ -110,7 +110,7 @@ def _unequal(variants: Sequence[Variant]) -> list[str]:
     if len(counts) < 2:
         return []
     return [f"Rows have {min(counts)} to {max(counts)} seeds (n). The differences and the order "
-            "are those of the fit, which allows for the seeds that a row lacks."]  # fmt: skip
+            "are from the fit, which corrects for missing seeds."]  # fmt: skip
 
 
 def _caveats(variants: Sequence[Variant]) -> list[str]:
@@ -122,7 +122,7 @@ def _caveats(variants: Sequence[Variant]) -> list[str]:
     total = sum(len(variant.runs) for variant in variants)
     if counts[DIVERGED]:
         said.append(f"{counts[DIVERGED]} of {total} runs diverged. A row with a diverged seed "
-                    "ranks after all without one. Its mean is over the other seeds.")  # fmt: skip
+                    "ranks after all rows without one. Its mean leaves this seed out.")  # fmt: skip
     if counts[UNFINISHED]:
         said.append(f"{counts[UNFINISHED]} of {total} runs have not finished: a loss in "
                     "parentheses is the latest one.")  # fmt: skip

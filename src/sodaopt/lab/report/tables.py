@@ -14,9 +14,9 @@ from . import charts, panels, text
 
 DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
 """Dashes of lines. Readers can distinguish eight colours, so more lines need dashes. chart.js has
-the same list."""
+similar dashes, in the same order."""
 HUES = 8
-MANY = 12  # most runs of a table without folding
+MANY = 24  # most runs of a table that is not folded
 RESULTS = ("variant", "val loss", "seeds", "n", "difference", "95 % interval", "ms/step",
            "tokens/s", "state", "status")  # fmt: skip
 DOTS = 90  # width of the small chart in the table, in pixels
@@ -24,16 +24,17 @@ SAMPLE = 1500  # most characters of a sample
 
 
 def show(label: object) -> str:
-    """Escape a text of a run, and use superscripts."""
+    """Return a text of a run as HTML, escaped and with superscripts."""
     return escape(pretty(str(label)))
 
 
 def minus(number: str) -> str:
+    """Return a formatted number as HTML, with a minus sign instead of a hyphen."""
     return escape(number.replace("-", "−"))
 
 
 def swatch(colour: int) -> str:
-    """Return a piece of the variant's line in the charts."""
+    """Return a short line in the colour and the dashes of a variant."""
     dash = DASHES[colour // HUES % len(DASHES)]
     return (f'<svg class="swatch hue{colour % HUES}" viewBox="0 0 22 8" aria-hidden="true">'
             f'<line x1="1" y1="4" x2="21" y2="4" stroke-dasharray="{dash}"/></svg>')  # fmt: skip
@@ -64,6 +65,11 @@ def results(lines: Sequence[Comparison]) -> str:
 
 
 def _result(line: Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
+    """Return a row of the headline table.
+
+    reach: the range of losses that the small charts show
+    best: whether the variant has the lowest loss
+    """
     variant, row, gap = line.variant, text.Row(line), line.difference
     shown = f'{minus(row.gap)}<span class="mark">{line.stars}</span>'
     if line.primary and gap:
@@ -91,7 +97,7 @@ def _result(line: Comparison, colour: int, reach: tuple[float, float], best: boo
 
 
 def _sorted_by(name: str, value: float | None) -> str:
-    """Return the attribute by which a long table is sorted. Words are sorted as words."""
+    """Return the attribute by which a long table is sorted. The status is sorted by its text."""
     if name == "status":
         return ""
     return f' data-value="{"" if value is None else f"{value:.9g}"}"'
@@ -99,13 +105,9 @@ def _sorted_by(name: str, value: float | None) -> str:
 
 def _tone(variant: Variant) -> str:
     """Return the CSS class of a status. Narrow screens do not show the class 'fine'."""
-    return (
-        "bad"
-        if variant.diverged
-        else "soft fine"
-        if variant.statuses.keys() == {FINISHED}
-        else "soft"
-    )
+    if variant.diverged:
+        return "bad"
+    return "soft fine" if variant.statuses.keys() == {FINISHED} else "soft"
 
 
 def _dots(variant: Variant, colour: int, reach: tuple[float, float]) -> str:
@@ -205,13 +207,13 @@ def runs_table(variants: Sequence[Variant]) -> str:
     table = (
         f'<table class="runs"><thead><tr>{first}{head}</tr></thead><tbody>{body}</tbody></table>'
     )
-    if len(runs) <= 2 * MANY:
+    if len(runs) <= MANY:
         return table
     return f"<details><summary>All {len(runs)} runs</summary>{table}</details>"
 
 
 def _extra(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return part and name of the facts that differ between runs and are not in their labels."""
+    """Return (part, name) of each fact that differs between runs and is not in their labels."""
     named = distinguishing([run.job for run in runs])
     found = []
     for part in PARTS[:-1]:
@@ -222,7 +224,7 @@ def _extra(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _run(run: Run, extra: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the cells of a run, in the order of OUTCOME."""
+    """Return the cells of a run, in the order of OUTCOME and then of `extra`."""
     end, last = run.end or {}, [*run.of("step")[-1:], *run.of("val")[-1:]]
     steps = max([r["step"] for r in last] + [end.get("step") or 0])
     return [
@@ -243,7 +245,7 @@ def _number(x: float | None) -> str:
 
 
 def commit(run: Run) -> str:
-    """Return a text such as '3f2a91c0 + changes'."""
+    """Return the commit of a run's source, such as '3f2a91c0 + changes'."""
     git = facts(run)["git"]
     known = show(str(git.get("commit") or "")[:8])
     return f"{known} + changes" if known and git.get("dirty") else known
@@ -253,7 +255,7 @@ def commit(run: Run) -> str:
 
 
 def samples(variants: Sequence[Variant]) -> str:
-    """Return the last sample of each run: the first seed of each variant, then the others."""
+    """Return the last sample of each run, first those of the first seed of each variant."""
     first, more = [], []
     for variant, colour in zip(variants, charts.colours(variants), strict=True):
         cards = [_sample(variant, colour, run) for run in variant.runs if run.of("sample")]

@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WORDS = ("variant", "status")
-"""Columns of words, which may wrap. Numbers are never cut."""
+"""Columns of words, which may wrap. Columns of numbers never do."""
 FIRST_TO_GO = ("tok/s", "state", "ms/step", "status", "n", "95 % interval", "difference")
-"""Columns that a narrow terminal does not show, in this order."""
+"""Columns that a narrow terminal does not show. The first ones are left out first."""
 NARROWEST = 14
 """Least width of a column of words."""
 
 
 def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ()) -> Table:
-    """Return a table with a row for each variant, and the same numbers as the page."""
+    """Return a table with a row for each variant, and the same numbers as the page.
+
+    width: the characters of a line
+    primary: the comparisons that were named before the runs
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -46,7 +50,7 @@ def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ())
 
 
 def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the columns that fit, without the columns that no row uses."""
+    """Return the indices of the columns that fit. Columns that no row uses are left out."""
     used = [j for j in range(len(text.COLUMNS)) if any(row[j] for row in rows)]
     for name in (None, *FIRST_TO_GO):
         used = [j for j in used if text.COLUMNS[j] != name]
@@ -56,7 +60,7 @@ def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _width(rows: Sequence[Sequence[str]], j: int) -> int:
-    """Return the width that a column needs. A column of words may wrap."""
+    """Return the width that a column needs. A column of words needs at most NARROWEST."""
     name = text.COLUMNS[j]
     widest = max(len(name), *(len(row[j]) for row in rows))
     return min(widest, NARROWEST) if name in WORDS else widest

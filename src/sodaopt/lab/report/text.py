@@ -11,12 +11,12 @@ from ..stats import Difference
 COLUMNS = ("variant", "val loss", "n", "difference", "95 % interval", "ms/step", "tok/s", "state",
            "status")  # fmt: skip
 MANY = 8
-"""Most rows of a table in the order of the runs. Longer tables are ordered by loss."""
+"""Most rows of a table that is in the order of the runs. Longer tables are ordered by loss."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The texts of a row of the headline table."""
+    """A row of the headline table as texts."""
 
     line: Comparison
 
@@ -34,7 +34,7 @@ class Row:
 
     @property
     def n(self) -> str:
-        """'3', or '2/3' if a run has no final loss."""
+        """The number of seeds: '3', or '2/3' if one of three runs has no final loss."""
         known, runs = self.line.variant.n, len(self.line.variant.runs)
         return str(runs) if known == runs else f"{known}/{runs}"
 
@@ -59,7 +59,7 @@ class Row:
 
 
 def ordered(lines: Sequence[Comparison]) -> list[Comparison]:
-    """Return the rows of a table: in the order of the runs, or the best first if there are many."""
+    """Return the rows in the order of the runs. If there are many, the best of a scale is first."""
     if len(lines) <= MANY:
         return list(lines)
     scales = list(dict.fromkeys(line.scale for line in lines))

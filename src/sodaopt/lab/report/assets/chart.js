@@ -2,16 +2,16 @@
 
 const DASHES = [[], [9, 4], [2, 3], [12, 4, 3, 4], [6, 3, 1, 3]];
 const HUES = 8;
-const all = []; // every chart, to draw again in another theme
+const all = []; // functions that draw each chart again, such as in another theme
 
 const probe = document.body.appendChild(make("span", { hidden: "" }));
-/** Return a colour of the style sheet in the current theme, because a canvas does not know it. */
+/** Return a colour of the style sheet in the current theme, because a canvas does not know style sheets. */
 function css(name) {
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 }
 const hue = (colour) => css(`--hue${colour % HUES}`);
-/** alone: one diverged seed of a variant with other seeds. */
+/** Return the dashes of a line. alone: it is one diverged seed of a variant with other seeds. */
 const dashes = (colour, alone) => (alone ? [1, 4] : DASHES[Math.floor(colour / HUES) % DASHES.length]);
 const font = () => `12px ${getComputedStyle(document.body).fontFamily}`;
 
@@ -37,7 +37,7 @@ function swatch(colour, alone = false) {
   return svg;
 }
 
-/** Make a group of buttons. pressed(name) tells whether one is pressed. */
+/** Make a group of buttons. press(name) is called by a click, and pressed(name) is its state. */
 function group(label, names, pressed, press) {
   const box = make("div", { class: "group", role: "group", "aria-label": label });
   const buttons = names.map((name) => {
@@ -56,7 +56,7 @@ function group(label, names, pressed, press) {
 
 const tidy = (x) => String(Number(x.toPrecision(4))).replace("-", "−");
 
-/** 1500 -> "1.5k" */
+/** Format a count: 15000 -> "15k" */
 function count(x) {
   const units = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e4, "k"]];
   for (const [size, unit] of units) {
@@ -88,7 +88,7 @@ function logTicks(min, max, n) {
 // -- parts of a chart -------------------------------------------------------------------------
 
 const narrow = (width) => width < 480;
-/** Return the number of ticks that fit, for so many pixels per tick. */
+/** Return the number of ticks that fit, if each one needs `each` pixels. */
 const room = (pixels, each) => Math.max(2, Math.floor(pixels / devicePixelRatio / each));
 
 function axis(label, extra) {
@@ -110,7 +110,9 @@ function clipped(u, draw) {
   u.ctx.restore();
 }
 
-/** Make the box at the cursor. lines(u) returns a heading, and [colour, name, value] per line. */
+/** Return a plugin that shows a box at the cursor.
+ *
+ * lines(u) returns null, or {at, lines} with a heading and [colour, name, value] for each line. */
 function tip(lines) {
   const box = make("div", { class: "tip", hidden: "" });
   const move = (u) => {
@@ -129,7 +131,7 @@ function tip(lines) {
   return { hooks: { init: [(u) => u.over.append(box)], setCursor: [move] } };
 }
 
-/** Adapt a chart to the width of the page. */
+/** Resize a chart with its holder. Return a function that returns the current width. */
 function fit(holder, chart) {
   const width = () => Math.max(200, Math.floor(holder.clientWidth));
   new ResizeObserver(() => {

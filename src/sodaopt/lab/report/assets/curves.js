@@ -6,7 +6,7 @@ const SMOOTHING = { none: 0, "1 %": 0.01, "2 %": 0.02, "5 %": 0.05, "10 %": 0.1 
 const view = { x: "steps", logX: false, zoom: [0, 1], smooth: "2 %", role: null };
 const plots = []; // every curve chart: { draw, chart, curves }
 const shown = new Map(); // label -> whether its lines are drawn
-const watchers = []; // called when lines are switched on or off
+const watchers = []; // functions that are called when a setting of the charts changes
 
 /** Switch the lines of a variant on or off in every chart. */
 function show(label, on) {
@@ -23,12 +23,19 @@ function redraw() {
   for (const watch of watchers) watch();
 }
 
-/** Remember which lines are shown at first. */
+/** Decide which lines are shown at first. */
 function register(curves) {
   for (const c of curves) if (!shown.has(c.label)) shown.set(c.label, curves.length <= MANY || c.main);
 }
 
-/** options: title, unit, height, labels, zero, settle, logY, format */
+/** Draw the lines that `curves()` returns, and draw them again when the view changes.
+ *
+ * options: title, height, logY
+ *   unit: the title of the vertical axis, if it has one
+ *   labels: whether lines have names at their right ends
+ *   zero: whether the axis includes zero, with a line there
+ *   settle: whether the steep start of a run is left out
+ *   format: a function that formats a value */
 function curveChart(box, curves, options) {
   const state = { logY: false, ...options };
   const holder = make("div", { class: "plot", tabindex: "0", role: "group" });
@@ -115,13 +122,13 @@ function setZoom(u, [a, b]) {
 let zooming = false;
 function zoomAll(zoom) {
   view.zoom = zoom;
-  zooming = true; // the charts report the change
+  zooming = true; // setZoom makes each chart call zoomed
   for (const { chart } of plots) if (chart.u) setZoom(chart.u, zoom);
   zooming = false;
   for (const watch of watchers) watch();
 }
 
-/** A reader has zoomed one chart: the others follow, as fractions of the run. */
+/** Zoom all charts to the fractions of the run to which the reader has zoomed one. */
 function zoomed(u, key, state) {
   if (key !== "x" || zooming || !state.ready) return;
   const [first, last] = ends(u), { min, max } = u.scales.x;
@@ -133,7 +140,7 @@ function zoomed(u, key, state) {
 
 // -- keyboard ---------------------------------------------------------------------------------
 
-/** Arrow keys move the cursor from point to point, and a screen reader reads the values. */
+/** Let arrow keys move the cursor from point to point. A screen reader reads the values. */
 function readable(holder, chart, spoken) {
   holder.addEventListener("keydown", (event) => {
     const u = chart.u, count = u.data[0].length, far = event.shiftKey ? 10 : 1;
@@ -151,7 +158,7 @@ function readable(holder, chart, spoken) {
 
 // -- the plot ---------------------------------------------------------------------------------
 
-/** Show many seconds as minutes or hours. */
+/** Return the unit of the horizontal axis. Many seconds are shown as minutes or hours. */
 function unit(curves, name) {
   if (name !== "time") return { label: name, scale: 1 };
   const last = Math.max(...curves.map((c) => c.seconds[c.seconds.length - 1] || 0));
@@ -230,7 +237,7 @@ function curvePlot(holder, width, curves, state) {
   return u;
 }
 
-/** Draw the range over seeds, or the interval. */
+/** Draw the bands of the lines: the range over seeds, or the interval. */
 function bands(u, ctx, curves, parts, paints) {
   parts.forEach(([xs, , low, high], j) => {
     if (!low.length || !shown.get(curves[j].label)) return;
@@ -296,8 +303,8 @@ function reach(u, curves, state) {
   const since = (start) => lines
     .map((ys) => ys.slice(from, to + 1).filter((y, k) => y != null && xs[from + k] >= start))
     .filter((ys) => ys.length);
-  const rest = since(settled); // too few points to leave out the start
-  const seen = rest.some((ys) => ys.length > 2) ? rest : since(-Infinity);
+  const rest = since(settled);
+  const seen = rest.some((ys) => ys.length > 2) ? rest : since(-Infinity); // too few points without the start
   if (!seen.length) return [0.1, 1];
   let min = seen.flat().reduce((a, b) => Math.min(a, b)), max = seen.flat().reduce((a, b) => Math.max(a, b));
   const first = Math.max(...seen.map((ys) => ys[0]));
@@ -307,7 +314,7 @@ function reach(u, curves, state) {
   return [state.logY ? Math.max(min - margin, min / 2) : min - margin, max + margin];
 }
 
-/** Return the closest point of a line, or none before its first and after its last point. */
+/** Return the closest point of a line, or null before its first and after its last point. */
 function nearest(u, j, index) {
   const xs = u.data[0], ys = u.data[j];
   let a = index, b = index;
@@ -317,6 +324,7 @@ function nearest(u, j, index) {
   return xs[index] - xs[a] <= xs[b] - xs[index] ? a : b;
 }
 
+/** Return the values of up to ten lines at the cursor, for the box of `tip`. */
 function values(u, curves, label, format) {
   if (u.cursor.idx == null) return null;
   const found = curves.map((curve, j) => {

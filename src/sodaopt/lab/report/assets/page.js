@@ -1,7 +1,7 @@
 // The theme, and the charts of this page.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
-let chosen = null; // by the button. If null, the system decides
+let chosen = null; // the theme that the button has set. If null, the system decides
 
 /** Set the theme and draw the charts again, because canvases do not follow style sheets. */
 function paint(theme) {
@@ -25,12 +25,12 @@ sweepCharts(document.getElementById("sweeps"), data.sweeps);
 curveSections(data);
 for (const table of document.querySelectorAll("table.long")) longTable(table);
 copyButtons(document.querySelector("header .copies"), data.copies);
-for (const cell of document.querySelectorAll(".heat .best")) { // a narrow screen shows it at once
+for (const cell of document.querySelectorAll(".heat .best")) { // scroll to it on a narrow screen
   const frame = cell.closest(".wide");
   frame.scrollLeft = cell.offsetLeft - (frame.clientWidth - cell.offsetWidth) / 2;
 }
 
-// A page of runs that go on loads itself again. The reader's choices and place survive.
+// While runs go on, the page reloads itself. It keeps the reader's choices and scroll position.
 
 function restoreView() {
   const kept = JSON.parse(stored("getItem") ?? "null");
@@ -49,7 +49,7 @@ function stored(action, ...rest) {
   try { return sessionStorage[action](location.pathname, ...rest); } catch { return null; }
 }
 
-/** Buttons that copy a text, also where the clipboard is closed to pages in files. */
+/** Add buttons that copy a text. Some browsers close the clipboard to a page that is a file. */
 function copyButtons(box, copies) {
   for (const [name, text] of Object.entries(copies)) {
     const button = make("button", { type: "button" }, `Copy ${name}`);
@@ -63,6 +63,7 @@ function copyButtons(box, copies) {
   }
 }
 
+/** Copy a text without the clipboard API. Return whether this worked. */
 function copyBySelection(text) {
   const area = make("textarea", { "aria-hidden": "true" });
   area.value = text;

@@ -23,19 +23,19 @@ function curveSections(data) {
 function gapSection(box, curves) {
   curveChart(box, () => curves, { title: "Difference to the baseline", unit: "difference", labels: true, zero: true, settle: true, format: gapText });
   const band = curves.some((c) => c.low.length) ? " Bands are 95 % intervals of the paired differences." : "";
-  box.append(make("p", { class: "caption" }, `Validation loss minus that of the baseline, mean over the seeds of both. Below zero is better.${band}`));
+  box.append(make("p", { class: "caption" }, `Validation loss minus that of the baseline, averaged over the seeds that both have. Below zero is better.${band}`));
 }
 
 function lossSection(box, all, title, curves) {
   const plot = curveChart(box, curves, { title, unit: "loss", labels: true, settle: true });
   box.insertBefore(make("div", { class: "tools" }, logTool(plot)), box.querySelector(".plot"));
   if (all.length <= MANY) box.append(curveLegend(all));
-  else box.append(make("p", { class: "caption" }, "The rows of the table above switch lines on and off."));
-  if (all.some((c) => c.low.length)) box.append(make("p", { class: "caption" }, "Lines are means over seeds, bands their range."));
+  else box.append(make("p", { class: "caption" }, "Click a name in the table above to switch its line on or off."));
+  if (all.some((c) => c.low.length)) box.append(make("p", { class: "caption" }, "Lines are means over seeds, and bands are their range."));
   return plot;
 }
 
-/** Small charts of the diagnostics with one cursor, for a role at a time. */
+/** Draw small charts of the diagnostics of one role, with a common cursor. */
 function dynamicsSection(box, { dynamics, titles }) {
   const roles = Object.keys(dynamics);
   if (!roles.includes(view.role)) view.role = roles[0];

@@ -52,7 +52,7 @@ function sweepPlot(holder, width, panel, name) {
   const ys = panel.traces.map((trace) => trace.level
     ? grid.map(() => trace.marks[0].loss)
     : grid.map((x) => trace.marks.find((m) => m.x === x)?.loss ?? null));
-  const skip = Math.ceil((xs.length * 46) / Math.max(1, width - 70)); // names that would overlap
+  const skip = Math.ceil((xs.length * 46) / Math.max(1, width - 70)); // show every skip-th name, so that none overlap
   return new uPlot({
     width, height: Math.round(Math.max(260, Math.min(340, width * 0.66))),
     legend: { show: false },
@@ -77,7 +77,7 @@ function sweepPlot(holder, width, panel, name) {
   }, [grid, ...ys], holder);
 }
 
-/** Draw spreads, the best point of each line, and at the top diverged runs and high losses. */
+/** Draw spreads and the best point of each line. Mark diverged runs and high losses at the top. */
 function sweepMarks(u, panel, grid) {
   const ctx = u.ctx, px = devicePixelRatio;
   const y = (loss) => u.valToPos(loss, "y", true);

@@ -37,7 +37,7 @@ function sortable(table, rows, head, column) {
   });
 }
 
-/** The name of a row is a button that switches its lines. */
+/** Make the name of a row a button that switches its lines on and off. */
 function lineSwitch(row) {
   const head = row.cells[0], label = row.dataset.label;
   if (!shown.has(label)) return;
