@@ -54,10 +54,10 @@ NOISY = replace(CENTRED, L=1.0, sample=lambda x, generator: x)
 @pytest.mark.parametrize(
     ("attempt", "message"),
     [
-        (lambda: constants(MINE, zoo.GD, "L"), r"mine does not know minimiser.*minimiser=\.\.\."),
-        (lambda: constants(CENTRED, zoo.GD, "L"), r"mine does not know L, the smoothness"),
-        (lambda: constants(CENTRED, zoo.GD, "G"), r"mine does not know G, the largest dual norm"),
-        (lambda: constants(NOISY, zoo.GD, "L"), r"mine does not know v, the noise.*Problem\("),
+        (lambda: constants(MINE, zoo.GD, "L"), r"minimiser of mine is unknown.*minimiser=\.\.\."),
+        (lambda: constants(CENTRED, zoo.GD, "L"), r"L of mine is unknown: the smoothness"),
+        (lambda: constants(CENTRED, zoo.GD, "G"), r"G of mine is unknown: the largest dual norm"),
+        (lambda: constants(NOISY, zoo.GD, "L"), r"v of mine is unknown: the noise.*Problem\("),
         (lambda: rates.smooth(9, Constants(R=1.0)), r"needs L > 0.*Constants\(L=\.\.\.\)"),
         (lambda: rates.bounded(9, Constants(R=1.0)), r"needs G > 0.*Constants\(G=\.\.\.\)"),
         (lambda: rates.bounded(9, Constants(G=1.0)), r"needs R > 0.*Constants\(R=\.\.\.\)"),

@@ -74,7 +74,9 @@ def online_to_batch_smooth(t: Trace, f: Problem, space: Space) -> Tensor:
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of a problem in one norm. A rate that needs an unknown one (None) names it.
+    """The constants of a problem in one norm, None if unknown.
+
+    A rate that needs an unknown constant raises an error that names it.
 
     R: h(x*) - inf h
     mu: h is mu-strongly convex

@@ -41,7 +41,10 @@ class Check:
 
 
 def _error(name: str, got: Tensor, want: Tensor, scale: Tensor) -> Check:
-    """Compare the largest difference, relative to the magnitudes that were added up."""
+    """Check got = want up to rounding.
+
+    scale: the magnitudes that were added up. The error is relative to them.
+    """
     error = (got - want).abs() / scale.clamp(min=1e-300)
     return Check(name, float(error.max()) if error.numel() else 0.0, EXACT)
 
@@ -113,9 +116,10 @@ def _below(name: str, lhs: Tensor, rhs: Tensor) -> Check:
 
 
 def counting(t: Trace, c: bounds.Constants) -> Check:
-    """Check that eta belongs to n gradients, one more than the number of steps.
+    """Check that eta is the one for n gradients, one more than the number of steps.
 
-    Only that eta minimises R/(eta n) + 2 eta G^2/mu, to 2 sqrt(2) G sqrt(R)/sqrt(mu n).
+    Only this eta minimises the bound R/(eta n) + 2 eta G^2/mu. The minimum is
+    2 sqrt(2) G sqrt(R)/sqrt(mu n).
     """
     least = 2 * math.sqrt(2) * c.need("G") * math.sqrt(c.need("R") / (c.mu * t.n))
     return Check("counting", abs(bounds.bounded_gradients(t.eta, t.n, c) / least - 1), EXACT)

@@ -38,7 +38,7 @@ class Theory:
             raise ValueError(f"--jobs must be at least 1, got {self.jobs}")
 
     def run(self) -> int:
-        """Return the exit code: 0 if every bound holds, else 1."""
+        """Check the theory and write the files. Return 0 if every bound holds, else 1."""
         from rich.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=132)

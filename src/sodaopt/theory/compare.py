@@ -1,6 +1,6 @@
 """Compare common methods on the same problems, each with its best learning rate of one grid.
 
-All of them are methods of the library, so the same optimizer class runs them.
+All of them are `Method`s of the library, so the same optimizer class runs them.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,11 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """The mean gaps of a method on a problem. edge: lr is the first or last one of the grid."""
+    """The mean gaps of a method on a problem, by the number of gradients.
+
+    lr: the learning rate with the smallest gap at the end
+    edge: whether lr is the first or the last one of the grid
+    """
 
     problem: str
     method: str
@@ -77,7 +81,7 @@ class Result:
 
 
 def compare(problem: str, method: str) -> Result:
-    """Run a method with the learning rate of the grid that has the smallest gap at the end."""
+    """Return the result of a method with its best learning rate of the grid, by the last gap."""
     f = PROBLEMS[problem]()
     replicas = REPLICAS if f.stochastic else 1
     lr, found = tuned(f, METHODS[method](), GRID, NS, replicas)
@@ -86,7 +90,7 @@ def compare(problem: str, method: str) -> Result:
 
 
 def untuned(problem: str) -> list[Result]:
-    """Run both weights with the theory's step size for the largest n, without tuning."""
+    """Return the results of SODA with a = 1 and a = k+1, and the theory's lr for the largest n."""
     f, n, out = PROBLEMS[problem](), NS[-1], []
     replicas = REPLICAS if f.stochastic else 1
     for a, name in (

@@ -1,4 +1,4 @@
-"""Measure the corollaries on the problems: the gap against n, with its bound."""
+"""Measure the corollaries on the problems: the gap f(x) - f* against n, with its bound."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -31,8 +31,8 @@ class Measurement:
 
     slope: the measured exponent of the gap in n, None if there is none
     promised: the slope that the theory promises, as text
-    holds: the bound holds at every n, and the slope is as promised. For a rate, the regret bound
-        must hold on every run as well.
+    holds: whether the bound holds at every n, and the slope is as promised. For a rate, the regret
+        bound must hold on every run as well.
     """
 
     key: str
@@ -195,7 +195,10 @@ UNIVERSAL = partial(rates.bounded, a=linear_weights)
 
 
 def _absolute(key: str, result: str, setting: str, rate: Callable[..., Rule]) -> Case:
-    """Return a case with a slope fitted to n >= 128. Before, the gap is still near f(z0) - f*."""
+    """Return a case of least absolute deviations, with a slope fitted to n >= 128.
+
+    For smaller n, the gap is still near f(z0) - f*.
+    """
     return Case(key, result, setting, least_absolute, rate, ns=LONG, slope=HALF, since=128)
 
 

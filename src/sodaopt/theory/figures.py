@@ -44,6 +44,7 @@ def draw(study: Study, out: Path, kinds: Sequence[str]) -> list[Path]:
 
 
 def panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows x columns axes. width, height: the size of each in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -52,6 +53,7 @@ def panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure
 
 
 def _log(ax: Axes, title: str, x: str = "gradients n") -> None:
+    """Set logarithmic scales, the title and the labels of the axes."""
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_title(title)

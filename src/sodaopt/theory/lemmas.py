@@ -1,4 +1,6 @@
-"""The identities and lemmas on every problem and regulariser, for both weights and three lam_bar.
+"""Check the identities and lemmas on every problem and regulariser.
+
+Each check runs with the weights a_k = 1 and a_k = k+1, and with lam_bar = 0, lam/10 and 1.
 
 E1, E2 and E3 must hold up to 1e-12. The regret bound and the online-to-batch lemmas are checked on
 every run. The noise constants (rho, sigma) of the corollaries are checked in the mean.
@@ -64,7 +66,7 @@ SETTINGS = [
 
 
 def with_lam_bar(method: Method, lam_bar: str) -> Method:
-    """Return the method with a lam_bar of LAM_BARS."""
+    """Return the method with this lam_bar, one of LAM_BARS."""
     if lam_bar == "lam/10":
         return replace(method, lam_bar=schedules.times(0.1, method.lam))
     return replace(method, lam_bar=float(lam_bar))
@@ -106,7 +108,7 @@ def measure(setting: Setting) -> list[Measurement]:
     worst: dict[str, Check] = {}
     for check in examine(setting):
         seen = worst.get(check.name)
-        if seen is None or not check.ratio <= seen.ratio:
+        if seen is None or not check.ratio <= seen.ratio:  # a NaN is the worst
             worst[check.name] = check
     return [
         Measurement(

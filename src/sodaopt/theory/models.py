@@ -15,8 +15,9 @@ from .spaces import Space, apply
 class Loss:
     """A loss of the prediction r = <a, x> and the target b.
 
-    slope: its derivative in r
-    curvature: an upper bound of its second derivative, None if it is not smooth
+    value: (r, b) -> the loss
+    slope: (r, b) -> the derivative of the loss in r
+    curvature: an upper bound of the second derivative in r, None if the loss is not smooth
     """
 
     value: Callable[[Tensor, Tensor], Tensor]
@@ -79,13 +80,13 @@ class LinearModel:
     def v(self, space: Space) -> float:
         """Return a bound of the noise from the second moment of one row's gradient.
 
-        Only in a Hilbert space does averaging over a batch reduce it.
+        Averaging over a batch reduces this bound in a Hilbert space only.
         """
         size = math.sqrt(float((space.dual(self.A[..., None]) ** 2).mean()))
         return size / math.sqrt(self.batch or 1) if space.hilbert else 2 * size
 
     def problem(self, name: str, minimiser: Tensor) -> Problem:
-        """Return the model as a problem. G is None with a ridge, L for the absolute loss."""
+        """Return the model as a problem. G is unknown with a ridge, and L if the loss has none."""
         return Problem(
             name,
             (self.A.shape[1], 1),

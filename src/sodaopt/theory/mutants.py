@@ -47,7 +47,7 @@ def _with(**coefficients: Any) -> Change:
 
 
 def _steps(rule: Callable[[int], Rule], n: int) -> Rule:
-    """Use the eta of n - 1 gradients: a mistake that counts steps instead of gradients."""
+    """Return the rule with the eta of n - 1 gradients, which counts steps instead of gradients."""
     return replace(rule(n), eta=rule(n - 1).eta)
 
 

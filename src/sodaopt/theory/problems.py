@@ -77,7 +77,7 @@ class Problem:
         return float(c(space) if callable(c) else c)
 
     def _missing(self, name: str) -> str:
-        return f"{self.name} does not know {name}, {NAMES[name]}. Set Problem(..., {name}=...)."
+        return f"{name} of {self.name} is unknown: {NAMES[name]}. Set Problem(..., {name}=...)."
 
     def gap(self, x: Tensor) -> Tensor:
         """Return f(x) - f(x*) of each variable of the stack."""
@@ -123,7 +123,10 @@ class Problem:
 def measured_noise(
     problem: Problem, space: Space, points: Tensor, samples: int = 200, seed: int = 0
 ) -> float:
-    """Return the largest root mean square of ||g - grad f||_* among points (n, o, i)."""
+    """Return the largest root mean square of ||g - grad f||_* among points (n, o, i).
+
+    samples: the number of gradients drawn at each point
+    """
     oracle, worst = problem.oracle(seed), 0.0
     for x in points:
         stack = x.expand(samples, *x.shape)

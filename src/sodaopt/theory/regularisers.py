@@ -179,7 +179,7 @@ def _sizes(norm: Norm, d: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def clip(radius: float) -> Clip:
-    """Return 1/2 ||u/radius||_2^2 on the Euclidean ball. Each variable of a stack has its own."""
+    """Return h = 1/2 ||u/radius||_2^2 on the Euclidean ball, with u one variable of a stack."""
     return Clip(Euclidean(view=matrix), radius)
 
 
@@ -231,6 +231,7 @@ def _base(h: Ball | Sharp | Clip, u: Tensor) -> Tensor:
 
 
 def _fix(geometry: Geometry) -> str:
+    """Return advice on a strongly convex geometry to use instead."""
     if isinstance(geometry, Ball | Sharp | Clip):
         return f"Smooth it, h + tau/2 ||u||^2: theory.Smoothed({name(geometry)}, tau=1.0)"
     return "Use theory.FixedMetric(H), theory.PNorm(p) or theory.Smoothed(Ball(Sign()), tau=1.0)."

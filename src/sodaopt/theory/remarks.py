@@ -131,7 +131,7 @@ ANCHORS = {"init": "z0 = initialisation", "zero": "z0 = 0"}
 class Anchor:
     """Gaps and bounds for z0 = initialisation (init) and z0 = 0 (zero).
 
-    xs: the distances or the numbers n at which they were measured
+    xs: the distances of x* from the origin, or the numbers n of gradients
     """
 
     xs: list[float]

@@ -23,13 +23,14 @@ COLUMNS = ("result", "problem", "setting", "n", "bound", "measured", "slope", "p
 
 
 def number(x: float | None) -> str:
-    """Return x with three digits, or an empty string for None and NaN."""
+    """Return x with three digits, "" for None and NaN, and "diverges" for infinity."""
     if x is None or math.isnan(x):
         return ""
     return "diverges" if math.isinf(x) else f"{x:.3g}"
 
 
 def cells(row: Measurement) -> list[str]:
+    """Return the texts of a row, in the order of COLUMNS."""
     slope = "" if row.slope is None else number(round(row.slope, 2) + 0.0)
     return [
         row.result, row.problem, row.setting, str(row.n), number(row.bound), number(row.measured),
@@ -82,7 +83,7 @@ def table(rows: Iterable[Measurement], width: int) -> Table:
 
 
 def comparison(study: Study) -> Table:
-    """Return the mean gaps at the largest n with the best learning rate, methods by problems."""
+    """Return a table of the mean gaps at the largest n: a row per method, a column per problem."""
     from rich import box
     from rich.table import Table
 
@@ -96,10 +97,15 @@ def comparison(study: Study) -> Table:
 
 
 def grid() -> str:
+    """Return the grid of learning rates as text."""
     return f"best lr of 4^{round(math.log(GRID[0], 4))} ... 4^{round(math.log(GRID[-1], 4))}"
 
 
 def _comparison(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return the problems, and for each method its name and its "gap (lr)" on each problem.
+
+    A star marks an lr at an end of the grid.
+    """
     found = {(r.method, r.problem): r for r in study.comparison}
     problems = list(dict.fromkeys(r.problem for r in study.comparison))
     methods = list(dict.fromkeys([*METHODS, *(r.method for r in study.comparison)]))
@@ -189,7 +195,7 @@ GLYPHS = {"1/2||.||_p^2": "½‖·‖ₚ²", "lam_bar": "λ̄", "lam/10": "λ/10
 
 
 def markdown(rows: Iterable[Measurement]) -> str:
-    """Return a table without its empty columns."""
+    """Return the rows as a Markdown table, without empty columns."""
     lines = [cells(row) for row in rows]
     used = [j for j in range(len(COLUMNS)) if any(line[j] for line in lines)]
     return _markdown([COLUMNS[j] for j in used], [[line[j] for j in used] for line in lines])

@@ -161,9 +161,9 @@ def gaps_and_regret(
     replicas: int = 1,
     seed: int = 0,
 ) -> tuple[dict[int, Tensor], float]:
-    """Return the gaps of a rule by n, and the largest ratio of regret to bound of a replica.
+    """Return the gaps of a rule by n, and the largest ratio of regret to bound among the replicas.
 
-    Only the two sums are kept, so the memory does not grow with n.
+    Only the sums of regret and bound are kept, so the memory does not grow with n.
     """
     recorded, x = _RecordedRun(rule.method, rule.eta, problem.z0), problem.x_star
     R, out, share = h.gap((x - problem.z0)[None]), {}, 0.0

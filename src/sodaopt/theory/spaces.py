@@ -33,7 +33,10 @@ def length(x: Tensor, p: float) -> Tensor:
 
 
 class Space:
-    """A norm. `hilbert` says that variances add, which makes the noise constants smaller."""
+    """A norm.
+
+    hilbert: whether the variances of independent noise add, which makes the noise constants smaller
+    """
 
     hilbert: ClassVar[bool] = True
 

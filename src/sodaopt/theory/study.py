@@ -114,9 +114,9 @@ def select(only: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _run(part: str, name: str) -> Study:
-    """Run one task by name. A worker process cannot receive the lambdas in a task.
+    """Run one task, given by name because a worker process cannot receive the lambdas in a task.
 
-    It runs on one thread: the variables are small, and results must not depend on `jobs`.
+    The task runs on one thread: the variables are small, and results must not depend on `jobs`.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def _run(part: str, name: str) -> Study:
 
 
 def _context() -> BaseContext:
-    """Return a way to start workers that does not fork this process, because it has threads.
+    """Return a context that starts workers without a fork of this process, which has threads.
 
     With a fork server, torch is imported once for all workers.
     """
