@@ -1,4 +1,4 @@
-"""Every anchor is a clone in effect, wherever it keeps z0. Seeds make weights again."""
+"""Every anchor acts like a clone, wherever it keeps z0. Seeds reproduce the initial weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def assert_bitwise(a: Any, b: Any) -> None:
 @optimizers
 @dtypes
 def test_equal_to_a_clone(name: str, make: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    """To rounding, and bitwise except for constants. bf16 copies start from rounded weights."""
+    """Bitwise, except that constants agree to rounding. bf16 copies start from rounded weights."""
     steps = range(20)
     (a, seeds), (b, _) = model(dtype), model(dtype)
     if "bf16" in name:
@@ -106,7 +106,7 @@ def test_equal_to_a_clone(name: str, make: Any, dtype: torch.dtype, tmp_path: Pa
     one, two = make(a, ANCHORS[name](a, seeds, tmp_path)), make(b, "clone")
     train(a, one, steps)
     train(b, two, steps)
-    if "constant" in name or name == "auto":  # they are pulled by another formula
+    if "constant" in name or name == "auto":  # a constant is pulled by another formula
         assert_close(weights(a), weights(b))
     else:
         assert_bitwise(weights(a), weights(b))
@@ -141,17 +141,17 @@ def test_copies(name: str, how: Any, tmp_path: Path) -> None:
     net, seeds = model()
     opt = OPTIMIZERS["SODA"](net, ANCHORS[name](net, seeds, tmp_path))
     train(net, opt, range(3))
-    twin_net, twin = how((net, opt))
+    other_net, other = how((net, opt))
     train(net, opt, range(3, 6))
-    train(twin_net, twin, range(3, 6))
-    assert_bitwise(weights(net), weights(twin_net))
+    train(other_net, other, range(3, 6))
+    assert_bitwise(weights(net), weights(other_net))
 
 
 BYTES = {"clone": 1.0, "fp32": 1.0, "bf16": 0.5, "cpu": 1.0, "seed": 0.0, "file": 0.0}
 
 
 @pytest.mark.parametrize(("name", "share"), BYTES.items())
-def test_what_it_costs(name: str, share: float, tmp_path: Path) -> None:
+def test_the_bytes_of_z0(name: str, share: float, tmp_path: Path) -> None:
     net, seeds = model()
     opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
     train(net, opt, range(1))
@@ -181,13 +181,13 @@ def test_weights_are_rounded_once(anchor: Any, dtype: torch.dtype) -> None:
     net, _ = model()
     before = weights(net)
     opt = SODA(net.parameters(), 0.0, zoo.soda(zoo.adam()), anchor=anchor)
-    assert_bitwise(weights(net), before)  # not before training begins
+    assert_bitwise(weights(net), before)  # they are not rounded before training begins
     train(net, opt, range(1))
     assert_bitwise(weights(net), [w.to(dtype).float() for w in before])
 
 
 def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Slices of n elements, because the tests are too small for more than one."""
+    """Pull n elements at a time, because the tensors of the tests fit into one slice."""
     monkeypatch.setitem(pulling.SLICES, "cpu", n)
 
 
@@ -196,7 +196,7 @@ def at_a_time(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
 def test_slice_by_slice(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large tensors are cut: the same bits, and never a second copy."""
+    """Large tensors are pulled in slices, with the same bits."""
     (a, seeds), (b, again) = model(dtype), model(dtype)
     one = OPTIMIZERS["SODAWrapper"](a, ANCHORS[name](a, seeds, tmp_path))
     two = OPTIMIZERS["SODAWrapper"](b, ANCHORS[name](b, again, tmp_path))
@@ -207,7 +207,7 @@ def test_slice_by_slice(
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that is made, in bytes."""
+    """Record the size of the largest new tensor, in bytes."""
 
     nbytes = 0
 
@@ -311,7 +311,7 @@ SOURCES: dict[str, Callable[[Tensor], tuple[Any, Tensor]]] = {
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", XS)
 def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every implementation is x + lam (z0 - x), and memory beside a view stays as it was."""
+    """Every implementation is x + lam (z0 - x), and memory beside a view does not change."""
     at_a_time(monkeypatch, 64)
     torch.manual_seed(0)
     x = XS[name]()
@@ -327,7 +327,7 @@ def test_pull(name: str, source: str, lam: float, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("lam", "left"), [(0.5, 3.0), (1.0, 1.0)])
 def test_a_pull_that_fails(lam: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operations before it are undone. A pull with lam = 1 has no inverse, and stays."""
+    """The pulls before it are undone. A pull with lam = 1 has no inverse, so it stays."""
 
     def fail(*_: Any) -> None:
         raise MemoryError
@@ -356,8 +356,10 @@ def test_import_under_another_default_device() -> None:
 def test_weights_are_loaded_before_the_optimizer_exists(
     name: str, dtype: torch.dtype, flat: bool, tmp_path: Path
 ) -> None:
-    """Then a distributed checkpoint is loaded into the state of an optimizer of other weights,
-    made by a step without gradients, which must not move, round, check or pull them."""
+    """DCP allocates state with a step without gradients, and then loads a checkpoint into it.
+
+    That step must not move, round, check or pull the weights, which are loaded already.
+    """
     (a, seeds), (b, again) = model(dtype), model(dtype)
     one, two = (
         OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, its, tmp_path))
@@ -379,8 +381,8 @@ def test_weights_are_loaded_before_the_optimizer_exists(
 
 
 @each
-def test_a_dry_step_decides_nothing(name: str, tmp_path: Path) -> None:
-    """Nor does it stop weights from being loaded after it, but where z0 does not depend on them."""
+def test_weights_may_be_loaded_after_a_step_that_allocates_state(name: str, tmp_path: Path) -> None:
+    """z0 is the loaded weights, except that a file and a seed have a z0 of their own."""
     net, seeds = model()
     opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
     other, _ = model(seed=None if name in ("seed", "file") else 1)
@@ -482,7 +484,7 @@ def test_data_that_are_not_aligned(spaces: int, tmp_path: Path) -> None:
 
 
 def test_philox_known_answers() -> None:
-    """The vectors that its authors publish with Random123."""
+    """The test vectors that the authors of Philox publish with Random123."""
     pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
     for counter, key, answer in (
         ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -536,7 +538,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_stands_in_for_torchs_initialisers(make: Callable[[], nn.Module]) -> None:
+def test_layers_start_as_large_as_torchs(make: Callable[[], nn.Module]) -> None:
     ours, theirs = make(), make()
     seeded_(ours, 1)
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -561,7 +563,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_parameter_that_is_not_what_its_seed_says(change: Any) -> None:
+def test_a_parameter_that_differs_from_its_seed(change: Any) -> None:
     net, seeds = model()
     opt = SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=seeds)
     change(net)
@@ -611,12 +613,12 @@ def test_refused(name: str, words: str) -> None:
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=name)
     with pytest.raises(TypeError, match="anchor must be one of"):
         SODA(net.parameters(), 0.1, zoo.soda(zoo.adam()), anchor=3)
-    with pytest.raises(ValueError, match="reanchor needs a z0 that can be written"):
+    with pytest.raises(ValueError, match="reanchor' cannot replace this z0"):
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=model()[1], at_start="reanchor")
 
 
 def test_a_parameter_with_the_address_of_another() -> None:
-    """Parameters that a framework puts in others' places may get their ids."""
+    """A framework may replace parameters, and a new one may get the id of an old one."""
     net = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
     seeds = seeded_(net)
     for _ in range(20):

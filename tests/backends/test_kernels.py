@@ -30,7 +30,7 @@ def test_interpreted(which: str) -> None:
     assert json.loads(done.stdout) == {label(*case): True for case in chosen(which)}
 
 
-TYPES = {  # of the kernels' arguments that are not constants
+TYPES = {  # types of the kernels' arguments that are not constants
     "chunks": "*i32", "rows": "*i64", "numbers": "*fp64", "squares": "*fp64",
     **dict.fromkeys(("X", "U", "A", "B", "C", "out"), "*fp16"),
     **dict.fromkeys(("first", "short", "long", "side", "depth"), "i32"),
@@ -74,7 +74,7 @@ def test_kernels_compile_for_a_gpu(
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_a_launch_compiles_once_for_each_alignment() -> None:
-    """Later calls pass the compiled kernel what Triton itself would pass it, in its order."""
+    """Later calls pass the compiled kernel the arguments that Triton would pass, in its order."""
     from sodaopt.backends.triton import tables
 
     kernel = mock.MagicMock(arg_names=["x", "P", "ALIGNED", "BLOCK"])
@@ -105,7 +105,7 @@ def test_a_launch_compiles_once_for_each_alignment() -> None:
 def test_temporary_memory_is_a_share_of_the_parameters(
     width: int, depth: int, most: float, dtype: torch.dtype
 ) -> None:
-    """The parts of the matrices of a GPT with 124 or 908 million parameters are few and small."""
+    """The matrices of a GPT with 124 or 908 million parameters are cut into few and small parts."""
     counts = {(width, width): 4 * depth, (width, 4 * width): 2 * depth}
     shapes = [shape for shape, n in counts.items() for _ in range(n)]
     params = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
@@ -120,8 +120,8 @@ def test_temporary_memory_is_a_share_of_the_parameters(
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-def test_a_kernel_that_does_not_compile_gives_way() -> None:
-    """One warning, then plain operations."""
+def test_a_kernel_that_does_not_compile_is_replaced() -> None:
+    """There is one warning, and then plain operations run."""
     there = torch.device("cuda", 99)  # no machine has so many
     with pytest.warns(UserWarning, match="falling back to slower PyTorch operations"):
         assert not backends.usable(there)

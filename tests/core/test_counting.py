@@ -1,4 +1,4 @@
-"""Which k a parameter has after steps without a gradient: its own, or its group's."""
+"""After steps without a gradient, k is the parameter's own count or its group's count."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_schedule_free_counts_as_the_official_one(
 def algorithm_1(z0: Tensor, present: Callable[[int], bool], by_group: bool) -> Tensor:
     """x <- (1 - lam) x + lam z0 - lr g, lam = 1/(k+2), with k of the group or of the parameter.
 
-    z0 is the weight at the first gradient, when there is no pull yet.
+    z0 is the weight at the first gradient, so the pull of that step is zero.
     """
     x, own = z0.clone(), 0
     for k in range(STEPS):

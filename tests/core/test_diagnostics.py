@@ -1,4 +1,4 @@
-"""Diagnostics of a step: against the same numbers by hand, and without effect on the step."""
+"""The diagnostics of a step equal the same numbers by hand, and do not change the step."""
 
 import copy
 import math
@@ -68,7 +68,7 @@ def test_the_numbers_of_a_step(name):
     opt.watch()
     want = by_hand(opt, net, name)
     grads = torch.cat([p.grad.flatten() for p in net.parameters()])
-    assert not grads.any(), "they are cleared, and were measured before"
+    assert not grads.any(), "the gradients are cleared, and were measured before"
     [row] = opt.diagnostics()
     assert set(NAMES) <= set(row)
     for number, value in want.items():
@@ -78,7 +78,7 @@ def test_the_numbers_of_a_step(name):
 
 
 def test_parts_add_up():
-    """Squares of parameters add up to those of a role, and of all."""
+    """The squares of the parameters, and those of the roles, add up to those of all."""
     net = model()
     opt = SODAWrapper(AdamW(net.named_parameters(), lr=0.1, weight_decay=0))
     opt.watch()
@@ -118,7 +118,7 @@ def test_watching_can_end():
 
 @pytest.mark.parametrize("steps", ["wrapper", "base"])
 @pytest.mark.parametrize("watched", ["wrapper", "base"])
-def test_a_wrapper_and_its_base_are_watched_apart(watched, steps):
+def test_a_wrapper_and_its_base_are_watched_separately(watched, steps):
     """They share their hooks, and either of them may step."""
     net = model()
     base = SODA(net.parameters(), 0.1, zoo.adam())

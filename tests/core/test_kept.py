@@ -1,4 +1,4 @@
-"""A step that repeats the buckets of the last one equals a step that sorts all parameters anew."""
+"""A step that repeats the buckets of the last step equals a step that makes new ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ACTS: dict[str, Act] = {
 
 
 def walk(method: str, seed: int, keeps: bool) -> list[Tensor]:
-    """The weights after each step. An act that is chosen at random comes before each step."""
+    """Return the weights after each step. A random act comes before each step."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     initial = torch.ones(3, 4), torch.randn(4, 2), torch.ones(5)
@@ -86,7 +86,7 @@ def test_kept_buckets(method: str) -> None:
 
 
 def test_an_empty_parameter() -> None:
-    """It is never stepped, and the buckets of the others are kept."""
+    """An empty parameter is never stepped, and the buckets of the others are kept."""
     weights = [Parameter(torch.ones(3, 4)), Parameter(torch.empty(0, 4))]
     opt = SODA(weights, 0.01, "soda(lion)")
     for p in weights:

@@ -1,9 +1,9 @@
 """The matrix: twenty-one ways in which optimizers are used. SODAWrapper goes through all of them.
 
-The other wrappers, the anchors and bf16 parameters go through the rows where their code differs.
+The other wrappers, the anchors and bf16 parameters go through the rows in which their code differs.
 
-Each row does the real thing on a tiny model and compares with a plain loop, bit by bit where one
-process runs it. `tests/test_frameworks.py` goes deeper where a framework has more to it.
+Each row uses the real framework on a tiny model and compares with a plain loop, bit by bit if one
+process runs it. `tests/wrappers/test_frameworks.py` has more tests of the frameworks.
 """
 
 import copy
@@ -72,7 +72,7 @@ def straight(name: str, dtype: torch.dtype | None = None, schedule: Any = None) 
 
 
 def runs(name: str, where: Path) -> None:
-    """It learns, and is not its base."""
+    """The wrapper lowers the loss, and does not end where its base optimizer does."""
     (model, opt), bare = started(name), fresh(name)
     X, Y = batch(0, dtype_of(name))
     first = loss_of(model, X, Y)
@@ -84,7 +84,7 @@ def runs(name: str, where: Path) -> None:
 
 
 def scheduler(name: str, where: Path) -> None:
-    """The rates it sets on the wrapper are those the base steps with."""
+    """The base optimizer steps with the rates that a scheduler sets on the wrapper."""
     kinds = ("LambdaLR", "OneCycleLR", "ReduceLROnPlateau", "SequentialLR")
     for kind in kinds:
         (model, opt), (plain, by_hand) = started(name), started(name)
@@ -101,7 +101,7 @@ def scheduler(name: str, where: Path) -> None:
 
 
 def first_step_at_zero(name: str, where: Path) -> None:
-    """A warmup from lr = 0: the first step moves nothing, the others are finite."""
+    """In a warmup from lr = 0, the first step moves nothing, and the others stay finite."""
     model, opt = started(name)
     schedule = warmup(opt)
     train(model, opt, [0])
@@ -112,7 +112,7 @@ def first_step_at_zero(name: str, where: Path) -> None:
 
 
 def resume(name: str, where: Path) -> None:
-    """torch.save, torch.load(weights_only=True), go on: the same bits."""
+    """A run that is saved and loaded with weights_only=True continues with the same bits."""
     several = (torch.float64, torch.float32, torch.bfloat16)
     for dtype in (dtype_of(name),) if name in ANCHORED else several:
         (old, opt), (new, new_opt) = started(name, dtype), started(name, dtype)
@@ -128,7 +128,7 @@ def resume(name: str, where: Path) -> None:
 
 
 def schedule_after_load(name: str, where: Path) -> None:
-    """load_state_dict gives the base new groups. The scheduler on the wrapper reaches them."""
+    """After load_state_dict, the wrapper's scheduler changes the base optimizer's new groups."""
     model, opt = started(name)
     schedule = warmup(opt)
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
@@ -142,7 +142,7 @@ def schedule_after_load(name: str, where: Path) -> None:
 
 
 def copies(name: str, where: Path) -> None:
-    """deepcopy and pickle, as an instance and as a class, each then trains on its own."""
+    """Copies by deepcopy and pickle, of an instance and of the class form, train on their own."""
     for form in (
         lambda model: wrap(name, model),
         lambda model: class_form(name, model)(model.parameters(), lr=LR),
@@ -161,7 +161,7 @@ def copies(name: str, where: Path) -> None:
 
 
 def hooks(name: str, where: Path) -> None:
-    """Three steps and one checkpoint: each hook fires 3, 3 and 1 times, on either optimizer."""
+    """In three steps and one checkpoint, step hooks fire 3 times and the others once, on both."""
     model, opt = started(name)
     count: dict[Any, int] = {}
 
@@ -180,7 +180,7 @@ def hooks(name: str, where: Path) -> None:
 
 
 def add_param_group(name: str, where: Path) -> None:
-    """A late group starts at its own k = 0: as if it had a wrapper of its own."""
+    """A late group starts at its own k = 0, as if it had its own wrapper."""
     first, second = both = two(name)
     opt = wrap(name, first.parameters(), model=both)
     for k in range(STEPS):
@@ -194,7 +194,7 @@ def add_param_group(name: str, where: Path) -> None:
     control = two(name)
     train(control[0], wrap(name, control[0].parameters(), model=control))
     idle, alone = pair = two(name)
-    opt = wrap(name, idle.parameters(), LR / 2, model=pair)  # rounding bits go by the number
+    opt = wrap(name, idle.parameters(), LR / 2, model=pair)  # rounding depends on the index
     opt.add_param_group({"params": list(alone.parameters())})
     vary(name, alone)
     train(alone, opt, LATER)
@@ -208,7 +208,7 @@ def two(name: str) -> nn.ModuleList:
 
 
 def vary(name: str, model: nn.Module) -> None:
-    """Other weights than when the optimizer got them, except for a seed, which names them."""
+    """Change the weights after the optimizer got them. A seed determines them, so they stay."""
     if not name.startswith("seed"):
         with torch.no_grad():
             for p in model.parameters():
@@ -216,7 +216,7 @@ def vary(name: str, model: nn.Module) -> None:
 
 
 def closure(name: str, where: Path) -> None:
-    """The gradient is taken before anything moves, and the loss comes back."""
+    """step(closure) takes the gradient before anything moves, and returns the loss."""
     model, opt = started(name)
     for k in range(STEPS):
 
@@ -232,7 +232,7 @@ def closure(name: str, where: Path) -> None:
 
 
 def grad_scaler(name: str, where: Path) -> None:
-    """A step with an inf gradient is none, also where the base is fused and would skip itself."""
+    """A step with an inf gradient changes nothing, also with a base optimizer that can skip it."""
     dtype = dtype_of(name, torch.float32)
     (model, opt), (plain, control) = (started(name, dtype, fused=True) for _ in range(2))
     scaler = torch.amp.GradScaler(device="cpu", init_scale=2.0**10)
@@ -252,7 +252,7 @@ def grad_scaler(name: str, where: Path) -> None:
 
 
 def compiled(name: str, where: Path) -> None:
-    """The compiled step counts on and follows the rate, and is not compiled for each of them."""
+    """A compiled step advances k and follows lr, and is not compiled again for each value."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -280,7 +280,7 @@ def compiled(name: str, where: Path) -> None:
 
 
 def dcp(name: str, where: Path) -> None:
-    """Flat and nested: saving changes nothing, resuming is bitwise."""
+    """In the flat and the nested form, saving changes nothing, and resuming is bitwise."""
     for form in (DCP(flat=False), DCP(flat=True)):
         (old, opt), (new, new_opt) = started(name), started(name)
         path = where / f"flat={form.flat}"
@@ -294,7 +294,7 @@ def dcp(name: str, where: Path) -> None:
 
 
 def torchtitan(name: str, where: Path) -> None:
-    """Its optimizer container keeps one flat dict, by parameter name, over several optimizers."""
+    """torchtitan's container keeps one flat dict by parameter name for several optimizers."""
     flat: dict[str, Any] = {}
     (old, opts), (new, new_opts), (plain, its) = (titan_parts(name) for _ in range(3))
     for k in range(HALF):
@@ -313,12 +313,12 @@ def torchtitan(name: str, where: Path) -> None:
     for k in LATER:
         titan_step(new, new_opts, k)
     assert equal(weights(new), weights(plain))
-    if dtype_of(name).itemsize > 2:  # rounding bits go by the number in the optimizer
+    if dtype_of(name).itemsize > 2:  # rounding depends on the index in the optimizer
         assert equal(weights(new), straight(name))
 
 
 def titan_parts(name: str) -> tuple[nn.Module, list[Any]]:
-    """A model in two parts with an optimizer each, given names with the parameters."""
+    """Return a model, and an optimizer for each of its two parts, built from named parameters."""
     model = fresh(name)
     named = list(model.named_parameters())
     return model, [wrap(name, part, model=model) for part in (named[:3], named[3:])]
@@ -332,7 +332,7 @@ def titan_step(model: nn.Module, opts: list[Any], k: int) -> None:
 
 
 def titan_init(opt: Any) -> None:
-    """State by a step with zero gradients and lr = 0, if there is none yet."""
+    """Allocate state with a step at lr = 0 and zero gradients, if there is none yet."""
     if opt.state:
         return
     rates = [g["lr"] for g in opt.param_groups]
@@ -357,7 +357,7 @@ def titan_flat(opt: Any) -> dict[str, Any]:
 
 
 def titan_load(opt: Any, flat: dict[str, Any]) -> None:
-    """The names of states and group keys are those of the live optimizer."""
+    """Load the states and the group keys that the live optimizer has."""
     state, groups, n = {}, [], 0
     for group in opt.param_groups:
         names, at = group["param_names"], []
@@ -374,7 +374,7 @@ def titan_load(opt: Any, flat: dict[str, Any]) -> None:
 
 
 def accelerate(name: str, where: Path) -> None:
-    """prepare, accumulate(2), a scheduler, save_state, then new objects and load_state."""
+    """Accumulation and a scheduler, and new objects that continue from save_state."""
     from accelerate import Accelerator, skip_first_batches
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -422,7 +422,7 @@ def samples(name: str) -> list[Tensor]:
 
 
 def hf_trainer(name: str, where: Path) -> None:
-    """Trainer(optimizers=), with evaluation just before the save, and again from the checkpoint."""
+    """Trainer(optimizers=) evaluates and saves, and a new Trainer continues from the checkpoint."""
 
     def build(model: nn.Module) -> Any:
         return wrap(name, prepared(name, model.to(dtype_of(name, torch.float32))))
@@ -436,7 +436,7 @@ def hf_trainer(name: str, where: Path) -> None:
 
 
 def lightning(name: str, where: Path) -> None:
-    """fit with a scheduler is the plain loop, also in two goes."""
+    """fit with a scheduler equals the plain loop, also if it is resumed."""
     from tests.support import lit
 
     def module() -> Any:
@@ -454,7 +454,7 @@ def lightning(name: str, where: Path) -> None:
 
 
 def fabric(name: str, where: Path) -> None:
-    """Fabric.setup wraps the wrapper in a class derived from its own. Save, load, continue."""
+    """Fabric.setup puts the wrapper into a subclass of its class. A saved run continues."""
     from tests.support.lit import L
 
     def setup() -> tuple[Any, Any, Any]:
@@ -486,28 +486,29 @@ def sharded(name: str) -> tuple[nn.Module, Any]:
 
 
 def go_on(name: str, model: nn.Module, opt: Any, steps: Any = range(STEPS)) -> None:
-    """Each rank trains on its half of the batch.
+    """Train each rank on its half of the batch.
 
-    Below float64 it trains on all of it, because a mean of two equal gradients is exact.
+    Below float64, each rank trains on the whole batch, because the mean of two equal gradients is
+    exact.
     """
     train(model, opt, steps, halves=dtype_of(name) == torch.float64)
 
 
 def close(name: str, model: nn.Module) -> bool:
-    """To one process, but for the order of a sum."""
+    """Return whether the weights equal those of one process, up to the order of a sum."""
     tol = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 0.0}[dtype_of(name)]
     return gap(weights(model), straight(name)) <= tol
 
 
 def fsdp2(name: str, where: Path) -> None:
-    """Parity with one process, the checkpoint of two ranks, and one that the first sends."""
+    """Parity with one process, a checkpoint of two ranks, and one that the first rank sends."""
     (model, opt), (new, new_opt), (third, third_opt) = (sharded(name) for _ in range(3))
     go_on(name, model, opt, range(HALF))
     for flat in (False, True):
         DCP(flat).save(model, opt, where / f"fsdp2-{name}-{flat}", alone=False)
     full = parts(model, opt, False, full_state_dict=True, cpu_offload=True)
     DCP(True).load(new, new_opt, where / f"fsdp2-{name}-True", alone=False)
-    full = copy.deepcopy(full)  # on the CPU some of it is the live state
+    full = copy.deepcopy(full)  # on a CPU, some tensors are those of the live state
     install(third, third_opt, full, full_state_dict=True, broadcast_from_rank0=True)
     for its, its_opt in ((model, opt), (new, new_opt), (third, third_opt)):
         go_on(name, its, its_opt, LATER)
@@ -517,7 +518,7 @@ def fsdp2(name: str, where: Path) -> None:
 
 
 def sixteen(name: str) -> None:
-    """The rounding bits belong to the element, on whichever rank it is."""
+    """The rounding of an element does not depend on the rank that holds it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
 
@@ -544,7 +545,7 @@ def fsdp2_alone(name: str, where: Path) -> None:
 
 
 def swap(name: str, where: Path) -> None:
-    """accelerate shards after it has the optimizer, and puts the new parameters into it."""
+    """accelerate shards the model after the optimizer was built, and replaces its parameters."""
     from accelerate.utils.fsdp_utils import fsdp2_switch_optimizer_parameters
 
     model, opt = started(name)
@@ -562,7 +563,7 @@ def swap(name: str, where: Path) -> None:
 
 
 def ddp(name: str, where: Path) -> None:
-    """Replicas, and ZeroRedundancyOptimizer, which builds the class form on each rank's share."""
+    """DDP, and ZeroRedundancyOptimizer, which builds the class form for each rank's parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
@@ -583,13 +584,13 @@ def ddp(name: str, where: Path) -> None:
         for its, its_opt in ((model, opt), (other, other_opt)):
             go_on(name, DistributedDataParallel(its), its_opt, LATER)
             assert equal(weights(its), weights(model))
-        # each rank numbers its share from 0, and rounding bits go by the number
+        # each rank counts its parameters from 0, and rounding depends on the index
         others = make is zero and dtype_of(name).itemsize == 2
         assert gap(weights(model), straight(name)) <= 2**-6 if others else close(name, model)
 
 
 def deepspeed(name: str, where: Path) -> None:
-    """ZeRO 0, 1 and 2 flatten the parameters into one piece for each rank before the first step."""
+    """ZeRO 0, 1 and 2 flatten the parameters into one piece a rank before the first step."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(dist.get_rank())}
     import deepspeed as ds
 
@@ -599,7 +600,7 @@ def deepspeed(name: str, where: Path) -> None:
             model = fresh(name, torch.float32)
             config = {
                 "train_micro_batch_size_per_gpu": 4,
-                "gradient_clipping": 0.0,  # 1 if nothing is said
+                "gradient_clipping": 0.0,  # the default is 1
                 "zero_allow_untested_optimizer": True,
                 "zero_optimization": {"stage": stage},
             }
@@ -630,7 +631,7 @@ class Row:
     needs: tuple[str, ...] = ()
     ranks: bool = False
     then: Callable[[str, Path], None] | None = None
-    """What one process does with what the ranks left."""
+    """A check in one process of the files that the ranks wrote."""
 
 
 LIGHTNING = ("lightning or pytorch_lightning",)
@@ -661,20 +662,20 @@ ROWS = {
 
 OTHERS = tuple(name for name in WRAPPERS if name != "SODAWrapper")
 
-# Each anchor, in one of the dtypes: the copies have their own one, or the parameter's.
+# Each anchor in some of the dtypes. A copy has its own dtype, or the parameter's.
 SHARDED = ("clone, bf16", "clone fp32, bf16", "bf16, fp32", "cpu, bf16", "auto, fp32",
            "file, bf16", "seed, fp32", "seed, bf16")  # fmt: skip
 
-# The rows where a name takes another path than SODAWrapper on float64 parameters with a clone.
+# The rows in which the code for a name differs from SODAWrapper with float64 and a clone.
 MORE: dict[str, tuple[str, ...]] = {
-    # each wrapper restarts or averages by itself, and keeps tensors of its own
+    # each wrapper restarts or averages in its own way, and keeps its own tensors
     "base = AdamW": OTHERS,
     "first step at lr 0": OTHERS,
     "deepcopy and pickle": (*OTHERS, "file, fp32", "seed, fp32"),
     "save and resume": ("clone, bf16",),
-    # a late group starts its memory anew, finds its z0 by name, and rounds by its number
+    # a late group starts with an empty memory, finds its z0 by name, and rounds by its index
     "add_param_group": ("ScheduleFree", "file, fp32", "seed, fp32", "clone, bf16"),
-    # a skipped step must leave the state alone, in fp32 copies too
+    # a skipped step must not change the state, nor the fp32 copies
     "GradScaler": (*OTHERS, "clone, bf16"),
     "HF Trainer": ("clone, bf16",),
     # state is allocated by a step at lr = 0, so the first z0 is provisional

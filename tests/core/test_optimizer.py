@@ -1,4 +1,4 @@
-"""The optimizer is the five lines, whatever it fuses, keeps, saves or is given."""
+"""The optimizer computes the five lines of the template, for every kind of input and use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ dtypes = pytest.mark.parametrize(
 
 
 def lr_at(k: int) -> float:
-    """Warmup from zero, then a decay: what a scheduler would do."""
+    """Return the lr of step k: a warmup from zero, then a decay, as a scheduler would set it."""
     return 0.03 * min(k / 3, 1) * (1 - k / 40)
 
 
@@ -43,7 +43,7 @@ def run(opt: SODA, weights: list[Parameter], steps: range) -> None:
 
 
 def noise(k: int, w: Tensor) -> Tensor:
-    """The gradient of step k, whatever the point: equal for all, so that no chaos parts them."""
+    """Return the gradient of step k. It does not depend on w, so rounding errors do not grow."""
     return torch.randn(w.shape, generator=torch.Generator().manual_seed(k), dtype=w.dtype)
 
 
@@ -57,7 +57,7 @@ def feed(opt: SODA, weights: list[Parameter], steps: range) -> None:
 
 
 def reference(method: Method, w: Parameter, steps: int) -> Point:
-    """The slow form after as many steps of `feed`."""
+    """Return the point of the slow reference after `steps` steps of `feed`."""
     gradients = (noise(k, w) for k in range(steps))
     points = iterates(method, w.detach(), lambda _: next(gradients), lr_at)
     return [next(points) for _ in range(steps)][-1]
@@ -162,12 +162,12 @@ def test_copies_go_on_alike(method: Method, how: Callable[[Any], Any]) -> None:
     weights = network()
     opt = SODA(weights, 0.03, method)
     run(opt, weights, range(3))
-    twin = how(opt)
-    twins = twin.param_groups[0]["params"]
+    other = how(opt)
+    others = other.param_groups[0]["params"]
     run(opt, weights, range(3, 6))
-    assert [float(o.state[w[0]]["step"]) for o, w in ((opt, weights), (twin, twins))] == [6, 3]
-    run(twin, twins, range(3, 6))
-    assert_bitwise(weights, twins)
+    assert [float(o.state[w[0]]["step"]) for o, w in ((opt, weights), (other, others))] == [6, 3]
+    run(other, others, range(3, 6))
+    assert_bitwise(weights, others)
 
 
 @few
@@ -186,7 +186,7 @@ def test_a_live_state_dict_is_a_copy(method: Method) -> None:
 @few
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_loaded_checkpoint_shares_no_memory(method: Method, dtype: torch.dtype) -> None:
-    """m, v, x, z and z0 are copies, so training leaves the loaded dict alone."""
+    """m, v, x, z and z0 are copies, so training does not change the loaded dict."""
     weights, new = network(dtype), network(dtype)
     opt, fresh = SODA(weights, 0.03, method), SODA(new, 0.03, method)
     run(opt, weights, range(3))
@@ -274,7 +274,7 @@ def test_the_mode_is_saved(method: Method) -> None:
     assert_bitwise(a, b)
 
 
-def test_eval_is_nothing_where_x_is_y() -> None:
+def test_eval_does_nothing_if_x_is_y() -> None:
     weights = network()
     opt = SODA(weights, 0.03, zoo.soda_dagger())
     run(opt, weights, range(2))
@@ -284,7 +284,7 @@ def test_eval_is_nothing_where_x_is_y() -> None:
     run(opt, weights, range(2, 3))  # and a step is allowed
 
 
-# -- what parameters may be -----------------------------------------------------------------------
+# -- kinds of parameters --------------------------------------------------------------------------
 
 
 BY_PARAMETER = {name: m for name, m in FEW.items() if not m._counts_by_group}
@@ -335,8 +335,8 @@ def test_a_look_up_saves_no_state_of_a_frozen_parameter() -> None:
 
 
 @few
-def test_groups_added_in_mid_run(method: Method) -> None:
-    """The new group counts from its own beginning, and the others do not change."""
+def test_groups_that_are_added_during_a_run(method: Method) -> None:
+    """The new group counts its own steps from 0, and the other group does not change."""
     weights, early, late = network(), network()[:2], network()[2:]
     opt = SODA(weights[:2], 0.03, method)
     feed(opt, weights[:2], range(3))
@@ -384,7 +384,7 @@ def test_lr_factor() -> None:
     assert [g["lr"] for g in opt.param_groups] == [0.03, 0.3, 0.03, 0.015]
 
 
-def test_equal_names_with_unlike_records_stay_apart() -> None:
+def test_different_methods_of_one_name_have_different_keys() -> None:
     weights = network()
     opt = SODA(
         [
@@ -415,7 +415,7 @@ def test_scalars_vectors_and_empty_parameters(row: Method, dtype: torch.dtype) -
 
 @few
 def test_weights_that_come_after_the_constructor(method: Method) -> None:
-    """Loaded, cast or moved parameters: the anchor and all buffers are those of the first step."""
+    """The anchor and the state fit the parameters of the first step, also if they were replaced."""
     weights, loaded = network(), network(seed=9)
     opt = SODA(weights, 0.03, method)
     opt.state_dict()
@@ -434,7 +434,7 @@ def test_weights_that_come_after_the_constructor(method: Method) -> None:
 
 
 def test_swapped_parameters() -> None:
-    """As FSDP2 does through accelerate: the groups get other tensors before the first step."""
+    """accelerate puts other tensors into the groups before the first step, for FSDP2."""
     old, new = network(), network(seed=2)
     opt = SODA(old, 0.03, zoo.soda(zoo.adam()))
     opt.param_groups[0]["params"][:] = new
@@ -470,7 +470,7 @@ def test_gradients_are_left_alone(method: Method) -> None:
         assert_bitwise([w.grad for w in weights], before)
 
 
-def test_closures_see_the_old_point_and_give_the_loss() -> None:
+def test_closures_see_the_old_point_and_return_the_loss() -> None:
     a, b = network(), network()
     one, two = SODA(a, 0.03, zoo.soda_dagger()), SODA(b, 0.03, zoo.soda_dagger())
     for _ in range(4):
@@ -530,7 +530,7 @@ def test_lr_as_a_tensor(method: Method) -> None:
 
 
 def test_compiled_steps_count() -> None:
-    """In a compiled training step k advances, an lr that it sets is used, and the numbers agree."""
+    """In a compiled training step, k advances, the lr that it sets is used, and numbers agree."""
     a, b = network(), network()
     one, two = SODA(a, 0.03, zoo.soda(zoo.adam())), SODA(b, 0.03, zoo.soda(zoo.adam()))
 
@@ -552,7 +552,7 @@ def test_compiled_steps_count() -> None:
 
 
 def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
-    """The mean way back after steps of pull alone, one unit away from the anchor."""
+    """Return the mean distance toward z0 after steps with the pull only, from one unit away."""
     w = Parameter(z0.clone())
     opt = SODA([w], 0.0, Method(Ball(BiasRMS()), lam=uniform, centre="init", gamma=0.0))
     w.grad = torch.zeros_like(w)
@@ -567,7 +567,7 @@ def pulled(z0: Tensor, start: int = 1000, steps: int = 5000) -> Tensor:
 
 @pytest.mark.slow
 def test_the_pull_survives_bf16() -> None:
-    """5,000 steps land within 1 % of the exact pull in the mean. Plain rounding loses 98 %."""
+    """In 5,000 steps, the mean is within 1 % of the exact pull. Plain rounding loses 98 % of it."""
     z0 = torch.linspace(0.5, 3, 1_000).bfloat16()
     wanted = 1 - 1001 / 6001
     assert pulled(z0.double()) == pytest.approx(wanted, rel=1e-9)
@@ -590,15 +590,15 @@ def test_random_numbers_of_the_user_are_untouched() -> None:
 @few
 def test_replicas_agree_and_seeds_differ(method: Method) -> None:
     a, b, c = (network(torch.bfloat16) for _ in range(3))
-    for weights, seed in ((a, 0), (b, 0), (c, 1)):
-        torch.manual_seed(int(weights[0].sum() * 0 + seed))
+    for n, (weights, seed) in enumerate(((a, 0), (b, 0), (c, 1))):
+        torch.manual_seed(n)  # replicas need not share the state of torch's generator
         run(SODA(weights, 0.03, method, seed=seed), weights, range(4))
     assert_bitwise(a, b)
     assert not all(torch.equal(u, v) for u, v in zip(a, c, strict=True))
 
 
-def test_16_bit_parameters_follow_their_fp32_twins() -> None:
-    """The mean over many weights is the fp32 one: sums are exact, rounding is unbiased."""
+def test_16_bit_parameters_follow_fp32_parameters() -> None:
+    """The mean over many weights is that of fp32: sums are in fp32, and rounding is unbiased."""
     for dtype in (torch.bfloat16, torch.float16):
         start = torch.randn(50_000, generator=torch.Generator().manual_seed(0)).to(dtype)
         low, high = Parameter(start.clone()), Parameter(start.float())
@@ -616,7 +616,7 @@ def test_16_bit_parameters_follow_their_fp32_twins() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "soda_dagger"])
 def test_fake_tensors(name: str) -> None:
-    """Estimators of memory step with tensors that have no values."""
+    """Tools that estimate memory step with tensors without values."""
     with FakeTensorMode():
         w = Parameter(torch.randn(4, 5))
         opt = SODA([w], 0.03, name)
@@ -664,14 +664,14 @@ def test_other_memory_layouts(layout: str) -> None:
         "channels_last": lambda: plain.detach().clone().to(memory_format=torch.channels_last),
         "expanded": lambda: plain.detach().clone(),
     }[layout]()
-    twin = Parameter(other)
+    changed = Parameter(other)
     method = zoo.soda(zoo.adam())
-    one, two = SODA([plain], 0.1, method), SODA([twin], 0.1, method)
+    one, two = SODA([plain], 0.1, method), SODA([changed], 0.1, method)
     for k in range(4):
         g = noise(k, plain)[:1].expand(4, 3, 2, 2)
-        plain.grad, twin.grad = g.contiguous(), g if layout == "expanded" else g.clone()
+        plain.grad, changed.grad = g.contiguous(), g if layout == "expanded" else g.clone()
         one.step(), two.step()
-    assert torch.equal(plain, twin)
+    torch.testing.assert_close(changed, plain, rtol=1e-12, atol=1e-12)
 
 
 def test_no_memory_grows() -> None:

@@ -1,4 +1,4 @@
-"""Polar backends against their own polynomial on the singular values, and the exact one."""
+"""Polar backends equal their polynomials of the singular values, or the exact polar factor."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ from sodaopt.geometry.polar import BACKENDS, EXACT, Newton, factor
 
 SHAPES = [(1, 6, 9), (1, 9, 6), (1, 7, 7), (1, 1, 8), (1, 8, 1), (1, 1, 1), (3, 6, 4), (2, 4, 6)]
 POLYNOMIALS = [b for b in BACKENDS.values() if isinstance(b, Newton)]
-# Singular values on a Gaussian 256x1024: the range, and how far from 1 they spread at least.
+# The range of singular values for a Gaussian 256x1024, and their least largest distance from 1.
 RANGES = {
     "exact": (1 - 1e-5, 1 + 1e-5, 0.0),
     "keller": (0.66, 1.15, 0.1),
@@ -25,7 +25,7 @@ RANGES = {
     "polar_express": (0.85, 1.15, 0.1),
     "cubic": (1 - 1e-4, 1 + 1e-5, 0.0),
 }
-PINNED = {  # of the singular values 0.01, 0.1 and sqrt(1 - 0.01^2 - 0.1^2)
+PINNED = {  # the results for the singular values 0.01, 0.1 and sqrt(1 - 0.01^2 - 0.1^2)
     "keller": (0.698917, 0.71212, 0.702132),
     "you": (1.018025, 1.01905, 0.997364),
     "polar_express": (1.054024, 0.891444, 0.870374),
@@ -42,7 +42,7 @@ def randn(shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.floa
 
 
 def on_singular_values(name: str, X: Tensor) -> Tensor:
-    """U p(s) V^T, one matrix at a time. For the exact backend p = 1 above rounding level."""
+    """Return U p(s) V^T of each matrix. The exact backend has p = 1 above the rounding level."""
     out, backend = [], BACKENDS[name]
     for M in X:
         U, s, Vh = torch.linalg.svd(M.double(), full_matrices=False)
@@ -72,7 +72,7 @@ def test_polynomial(name, shape, seed) -> None:
 
 @pytest.mark.parametrize("name", PINNED)
 def test_constants(name) -> None:
-    """The published coefficients, applied to three singular values: a slip in the data is seen."""
+    """A typo in the published coefficients changes the results for three singular values."""
     assert PINNED.keys() == {b.name for b in POLYNOMIALS}
     X = torch.diag(torch.tensor([0.01, 0.1, math.sqrt(0.9899)], dtype=torch.float64))[None]
     assert BACKENDS[name](X)[0].diag().tolist() == pytest.approx(PINNED[name], abs=1e-6)
@@ -111,7 +111,7 @@ def test_batch_is_one_by_one(name) -> None:
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_zero_and_rank_deficient(name, dtype) -> None:
-    """A zero matrix gives zero exactly, and directions that X lacks stay empty."""
+    """A zero matrix gives exactly zero, and the result has no directions that X lacks."""
     f = BACKENDS[name]
     assert not f(torch.zeros(2, 4, 6, dtype=dtype)).any()
     X = randn((1, 6, 2)) @ randn((1, 2, 9), 1)
@@ -128,8 +128,8 @@ def test_zero_and_rank_deficient(name, dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @each_shape
-def test_not_finite_stays_visible(name, dtype, bad, shape) -> None:
-    """In its own matrix, and only there."""
+def test_a_number_that_is_not_finite_stays_visible(name, dtype, bad, shape) -> None:
+    """The result of its own matrix is not finite, and those of other matrices are."""
     X = randn(shape).to(dtype)
     X[-1, -1, 0] = bad
     Y = BACKENDS[name](X)
@@ -139,7 +139,7 @@ def test_not_finite_stays_visible(name, dtype, bad, shape) -> None:
 
 @each
 def test_dtypes(name) -> None:
-    """fp32 is summed in fp32 on a CPU. 16 bits are widened to fp32 and rounded at the end only."""
+    """On a CPU, products are in fp32. 16 bits are cast to fp32, and rounded only at the end."""
     f, X = BACKENDS[name], randn((2, 24, 40))
     single = f(X.float())
     assert single.dtype == torch.float32
@@ -159,7 +159,7 @@ def test_a_chosen_dtype_is_used(backend) -> None:
     assert 1e-4 < error < 0.1
 
 
-def test_no_steps_leave_the_matrix_as_it_lies() -> None:
+def test_without_steps_a_matrix_is_only_normalised() -> None:
     X = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
     none = Newton("none", ())
     torch.testing.assert_close(none(X), X / X.norm(dim=(-2, -1), keepdim=True))
@@ -169,7 +169,7 @@ GRAM = [b for b in POLYNOMIALS if b.restarts]
 
 
 def mirrored(*arguments: Any) -> Tensor:
-    """The lower triangle of the product and its mirror image, as Triton's kernel has it."""
+    """Return the lower triangle of the product and its mirror image, as the Triton kernel does."""
     low = dense(*arguments).tril()
     return low + low.tril(-1).mT
 
