@@ -4,9 +4,9 @@
     python -m benchmarks.anchors --rounds 20 --device cuda --out .../anchors-h200.json
     python -m benchmarks.anchors --docs
 
-The parameters are those of a 124M GPT with tied embedding, zero-initialised projections as in the
-paper. Steps of the bare and the wrapped base alternate, so that a busy machine slows both.
-Times are medians. Seeds take longest and get a third of the rounds.
+The parameters are those of a 124M GPT with a tied embedding and zero-initialised projections, as in
+the paper. Steps of the bare and the wrapped base optimizer alternate, so that a busy machine slows
+both. Times are medians. Seeds are the slowest anchor and get a third of the rounds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def normals(path: str, module: nn.Module) -> Any:
 
 
 def from_file(net: nn.Module, seeds: init.Seeds) -> Any:
-    """z0 in a safetensors file, written here by hand: the format is a header and the bytes."""
+    """Write z0 to a safetensors file without the package. The format is a header and the bytes."""
     path = Path(tempfile.mkdtemp()) / "z0.safetensors"
     header, data, at = {}, [], 0
     for name, p in net.named_parameters():
@@ -108,7 +108,7 @@ def measure(name: str, device: str, layers: int, rounds: int) -> dict[str, Any]:
     base = AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=True)
     inner = AdamW(net.parameters(), lr=1e-4, weight_decay=0, fused=True)
     wrapped = SODAWrapper(inner, anchor=anchor(net, seeds))
-    wrapped.step()  # takes z0 of the weights as they were initialised
+    wrapped.step()  # captures z0 from the initial weights
     for opt in (base, wrapped):
         opt.step()
     times: dict[str, list[float]] = {"base": [], "wrapped": []}
@@ -131,7 +131,7 @@ def measure(name: str, device: str, layers: int, rounds: int) -> dict[str, Any]:
 
 
 def passing(base: AdamW, wrapped: SODAWrapper) -> int:
-    """Device memory that the wrapper has only during a step."""
+    """Return the device memory that the wrapper needs only during a step."""
     peaks = []
     for opt in (base, wrapped):
         torch.cuda.synchronize()
@@ -147,7 +147,7 @@ PAGE = DOCS / "memory.md"
 
 
 def table() -> str:
-    """The results of every machine, as markdown."""
+    """Return the results of every machine as markdown."""
     parts = []
     for file in sorted(RESULTS.glob("anchors-*.json")):
         r = json.loads(file.read_text())

@@ -1,11 +1,11 @@
-"""The time that the diagnostics add to a run of the lab, side by side in one process.
+"""Measure the time that the diagnostics add to a run of the lab.
 
     python -m benchmarks.diagnostics [--preset nano] [--steps 50] [--rounds 6]
 
-Runs with and without diagnostics take turns. Both check the losses at every step, so that the cost
-of one measured step stands out from the noise. A run on a CPU measures every tenth step, so a tenth
-of that cost is its share. Times are of the processor, because a busy machine changes them less than
-the clock.
+Runs with and without diagnostics take turns in one process. Both log every step, so that the cost
+of one measured step stands out from the noise. By default, a run on a CPU logs every tenth step, so
+the reported share is a tenth of the measured one. Times are processor times, because a busy machine
+changes them less than the clock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def seconds(job: Job, folder: Path, diagnostics: bool) -> float:
 
 
 def measure(preset: str, optimizer: str, steps: int, rounds: int) -> dict[str, Any]:
-    """Compare runs of `steps` steps without a validation but the first and the last."""
+    """Compare runs of `steps` steps that validate only at the start and at the end."""
     job = Job(preset=preset, optimizer=optimizer, steps=steps, eval_every=steps, eval_tokens=2048)
     times: dict[bool, list[float]] = {True: [], False: []}
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and tables of results in pages of the documentation."""
+"""Describe the machine of a benchmark, and write tables of results into documentation pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def where(device: str) -> dict[str, Any]:
-    """The machine of a result."""
+    """Return the device, the torch version and the number of threads of a result."""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "torch": torch.__version__,
@@ -21,13 +21,13 @@ def where(device: str) -> dict[str, Any]:
 
 
 def filled(page: Path, name: str, table: str) -> str:
-    """The page with the table between its marks."""
+    """Return the page's text with the table between the comments NAME:begin and NAME:end."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, rest = page.read_text(encoding="utf-8").split(begin)
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def markdown(lines: list[list[str]]) -> str:
-    """A table. The first line is its head."""
+    """Format a markdown table. The first line is its header."""
     lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

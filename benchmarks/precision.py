@@ -2,9 +2,10 @@
 
     python -m benchmarks.precision [--seeds 3] [--steps 600] [--out FILE]
 
-The model is the preset proxy on the package's own text. "float64" steps by plain torch operations
-and multiplies in float64 in the plain form of the iteration. Both use the same initial weights and
-batches for a seed, so the differences within a seed show the effect of rounding.
+The model is the preset proxy on the package's own text. The runs called "float64" step with plain
+torch operations, and multiply in float64 in the plain form of the iteration. For each seed, both
+kinds of run have the same initial weights and batches, so their difference shows the effect of
+rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OUT = RESULTS / "precision-h200.json"
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Step by plain operations, with products in float64."""
+    """Step with plain operations, with products in float64."""
     with (
         patch("sodaopt.core.optimizer.runs_kernels", lambda p: False),
         patch("sodaopt.geometry.polar.choice", lambda X: Choice("plain", dense)),
@@ -41,7 +42,7 @@ def in_float64() -> Iterator[None]:
 
 
 def losses(optimizer: str, seed: int, args: argparse.Namespace) -> list[float]:
-    """The validation losses of one run. The last one is at its end."""
+    """Return the validation losses of one run. The last one is that of the final weights."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", "--preset", args.preset, "--data", "embedded", "--optimizer", optimizer]
         words += ["--steps", str(args.steps), "--eval-every", str(args.steps // 4)]

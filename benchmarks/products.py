@@ -1,14 +1,15 @@
-"""Which form of a Newton-Schulz iteration, and which product, is fastest for a shape.
+"""Find the fastest form of a Newton-Schulz iteration, and the fastest product, for each shape.
 
     python -m benchmarks.products [--out src/sodaopt/backends/products.json] [--measured FILE ...]
 
-With FILE, an output of this command, nothing is measured: the table is chosen again. Rows of later
-files replace those of earlier ones.
+FILE is the printed output of this command. With FILE, nothing is measured, and the table is chosen
+again from the recorded times. Rows of later files replace those of earlier ones.
 
-The five steps of KELLER on normalised fp16 matrices, as many as a part of a step has, replayed as
-a CUDA graph: the time of the GPU alone. A row holds for its short side and aspect ratio and all
-larger ones up to the next row. Smaller matrices take the plain form with dense products. error is
-the distance to the same polynomial in float64, relative.
+A measurement runs the five steps of KELLER on normalised fp16 matrices, as many as one part of an
+optimizer step has. It replays a CUDA graph, so it is the time of the GPU without the host. A row of
+the table applies from its short side and aspect ratio up to those of the next row. Smaller matrices
+use the plain form with dense products. `error` is the relative distance to the same polynomial in
+float64.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from sodaopt.lab.bench import events
 SHORT = (4096, 2048, 1024, 768, 512, 256)
 ASPECTS = (4, 2, 1)
 MARGIN = 0.97
-"""Dense products must save this much: they take more launches, and are less accurate."""
+"""A dense product is chosen if its time is below this share of the others' time.
+
+Dense products need more launches and are less accurate."""
 HOPPER = 1024
-"""Below this short side, calls of quack-kernels take the host longer than they take the GPU."""
+"""Below this short side, a call of quack-kernels takes longer on the host than on the GPU."""
 
 
 def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
@@ -62,7 +65,7 @@ def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
 
 
 def chosen(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its fastest form and product, with and without quack-kernels."""
+    """Return the row with its fastest form and product, with and without quack-kernels."""
     ours = {name: v for name, v in row["measured"].items() if not name.endswith("hopper")}
     overall = best(row["measured"] if row["short"] >= HOPPER else ours)
     row = row | best(ours)

@@ -42,7 +42,7 @@ def table(file: Path) -> str:
 
 
 def muons(file: Path) -> str:
-    """One step of Muon by library, fastest first."""
+    """Return a table of the time of one step of Muon by library, fastest first."""
     times: dict[str, dict[str, float]] = {}
     for row in json.loads(file.read_text())["rows"]:
         library, is_muon, _ = row["optimizer"].partition("Muon")
@@ -58,7 +58,7 @@ def muons(file: Path) -> str:
 
 
 def versions(file: Path) -> str:
-    """A step of version 0.1 and of this version, measured in one run."""
+    """Return a table of a step of version 0.1 and of this version, measured in one run."""
     result = json.loads(file.read_text())
     lines = [["one step", "0.1, ms", "now, ms", "now / 0.1"]]
     for row, by in result["rows"].items():

@@ -5,13 +5,14 @@
     python -m benchmarks.training --docs
 
 A row is a preset and an optimizer, trained by the loop of `sodaopt train`. "plain" is the same
-model compiled in a bare loop with torch's fused AdamW: one batch again and again, without CUDA
-graphs, and with the loss read every 5 steps. The data are random ids of GPT-2's vocabulary, or the
-package's own corpus for a preset with another vocabulary. Validation, saving and the first laps, in
-which the model is compiled, are not counted. MFU counts 6 operations for each parameter and token
-and 12 x depth x width x context for attention, over the vendor's dense bf16 peak. The last three
-steps run under torch's profiler, after the times were taken. Kernel times are summed by kind, and
-the rest of a step is idle.
+compiled model in a bare loop with torch's fused AdamW. This loop repeats one batch, uses no CUDA
+graphs, and waits for the device every 5 steps. The data are random ids of GPT-2's vocabulary, or
+the package's own corpus for a preset with another vocabulary.
+
+The times leave out validation, saving and the first laps, in which the model is compiled. MFU
+counts 6 operations for each parameter and token and 12 x depth x width x context for attention,
+over the vendor's dense bf16 peak. The last three steps run under torch's profiler, after the times
+were taken. Kernel times are summed by kind, and the rest of a step is idle.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PAGE = DOCS / "performance.md"
 
 
 def data(vocab: int | None, tokens: int, folder: Path) -> Path:
-    """A data set of its own, with the vocabulary that the preset is meant for."""
+    """Write a data set with the vocabulary of the preset, and return its folder."""
     if vocab in (None, 50304):
         folder.mkdir()
         ids = np.random.default_rng(0).integers(50257, size=tokens, dtype=np.uint16)
@@ -67,7 +68,7 @@ def data(vocab: int | None, tokens: int, folder: Path) -> Path:
 
 
 def lab_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
-    """`sodaopt train`, with the profiler around its last steps."""
+    """Run `sodaopt train` with the profiler around its last steps."""
     update, found = Training._update, {}
 
     def watched(self: Training) -> None:
@@ -96,7 +97,7 @@ def lab_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
 
 
 def plain_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
-    """The model, torch.compile and torch's AdamW, and nothing else."""
+    """Train the compiled model with torch's AdamW in a bare loop."""
     device = execution.target()
     plan = resolve(job, open_data(str(job.data), lab.DATA).vocab)
     micro = execution.sequences(plan.batch, plan.shape, 1, device)
@@ -134,7 +135,7 @@ def plain_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
 
 
 def kernels(update: Callable[[], Any]) -> dict[str, float]:
-    """Milliseconds of a step by kind of kernel, the optimizer's separately."""
+    """Return the milliseconds of a step by kind of kernel. The optimizer's kernels are one kind."""
     with torch.profiler.profile() as profiler:
         for _ in range(PROFILED):
             update()
@@ -171,7 +172,7 @@ def measure(name: str, steps: int, micro_batch: int | None) -> dict[str, Any]:
     at, optimizer = name.split(":")
     sizes = preset(at)
     plain = optimizer == "plain"
-    log = min(50, max(1, steps // 6))  # 50 is the default: each look waits for the device
+    log = min(50, max(1, steps // 6))  # 50 is the default. Each logged step waits for the device
     execution = Execution(log_every=log, checkpoint_every=10**9, micro_batch=micro_batch)
     with tempfile.TemporaryDirectory() as folder:
         tokens = 4 * sizes.batch * sizes.context + 1
@@ -196,7 +197,7 @@ def measure(name: str, steps: int, micro_batch: int | None) -> dict[str, Any]:
 
 
 def table() -> str:
-    """The results of every machine, as markdown."""
+    """Return the results of every machine as markdown."""
     parts = []
     for file in sorted(RESULTS.glob("training-*.json")):
         r = json.loads(file.read_text())

@@ -65,7 +65,7 @@ def run(folder: str, models: list[str]) -> dict[str, dict[str, float]]:
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """ms (host_ms) by version, and the last version's ms divided by that of each other version."""
+    """Show ms (host_ms) by version, and the last version's ms divided by each other version's."""
     lines = []
     for row, by_version in found.items():
         cells = [f"{v['ms']:.3f} ({v['host_ms']:.3f})" for v in by_version.values()]
@@ -127,7 +127,10 @@ def measured(width: int, depth: int, name: str) -> Iterator[tuple[str, dict[str,
 
 
 def step_times(optimizer: Any, device: str) -> dict[str, float]:
-    """The medians of the device's time between steps that follow each other, and of the host's."""
+    """Return the median times of a step on the device and on the host.
+
+    The device's time is the time between two consecutive steps.
+    """
     for _ in range(WARM_UP):
         optimizer.step()
     ms, host = [], []

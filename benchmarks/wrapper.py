@@ -1,11 +1,11 @@
-"""The time that SODAWrapper adds to a step of torch's fused AdamW, side by side in one run.
+"""Measure the time that SODAWrapper adds to a step of torch's fused AdamW.
 
     python -m benchmarks.wrapper [--parameters 100e6] [--device cpu] [--rounds 40]
 
-The two steps alternate on the same parameters, so that a busy machine slows both. Times are
-medians, and percentages are medians over neighbouring steps. The floor by bytes is 12 a parameter
-(read x and z0, write x) over AdamW's 28: 43 %. A plain copy of z0 is timed too: it moves as many
-bytes as the pull, because it also reads the cache lines that it writes.
+The two steps alternate on the same parameters in one run, so that a busy machine slows both. Times
+are medians, and percentages are medians over neighbouring steps. The pull moves at least 12 bytes a
+parameter (read x and z0, write x), which is 43 % of AdamW's 28. A plain copy of z0 is timed too. It
+moves as many bytes as the pull, because a CPU also reads the cache lines that it writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sodaopt import SODAWrapper
 
 
 def shapes(total: int) -> list[tuple[int, int]]:
-    """Layers of a GPT of width 768 until `total` parameters are reached."""
+    """Return shapes of the layers of a GPT of width 768, until they have `total` parameters."""
     out: list[tuple[int, int]] = []
     layer = [(768, 768)] * 4 + [(3072, 768), (768, 3072)]
     while sum(a * b for a, b in out) < total:
@@ -52,12 +52,12 @@ def measure(total: int, device: str, rounds: int) -> dict[str, Any]:
     for opt in (base, wrapped) * 3:
         opt.step()
     z0 = [wrapped.state[p]["soda_z0"] for p in ps]
-    room = [torch.empty_like(t) for t in z0]
+    target = [torch.empty_like(t) for t in z0]
     times: dict[str, list[float]] = {"base": [], "wrapped": [], "copy": []}
     for _ in range(rounds):
         times["base"].append(seconds(base.step, device))
         times["wrapped"].append(seconds(wrapped.step, device))
-        times["copy"].append(seconds(lambda: torch._foreach_copy_(room, z0), device))
+        times["copy"].append(seconds(lambda: torch._foreach_copy_(target, z0), device))
     a, b, c = (statistics.median(t) for t in times.values())
     ratio = statistics.median(y / x for x, y, _ in zip(*times.values(), strict=True))
     copied = statistics.median(z / x for x, _, z in zip(*times.values(), strict=True))

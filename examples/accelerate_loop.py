@@ -1,4 +1,4 @@
-"""SODAWrapper under accelerate: gradient accumulation, a scheduler, and a state to go on from."""
+"""SODAWrapper under accelerate: gradient accumulation, a scheduler and a saved state."""
 
 import tempfile
 
@@ -35,6 +35,6 @@ with tempfile.TemporaryDirectory() as folder:
                 opt.zero_grad()
             total += loss.item()
         losses.append(total / len(loader))
-        accelerator.save_state(folder)  # weights, z0 and k. load_state continues exactly
+        accelerator.save_state(folder)  # weights, z0 and k, to continue exactly
     accelerator.load_state(folder)
 accelerator.print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/deepspeed_zero.py
 
-z0 is captured at the first step, so it is flattened and split too. The layers cannot be told apart
-in a flat parameter, so all of them are pulled. Bases that need whole matrices (Muon) do not work
+z0 is captured at the first step, so it is flattened and split too. A flat parameter does not show
+its layers, so all layers are pulled. Base optimizers that need whole matrices (Muon) do not work
 with ZeRO 1 and 2, with or without the wrapper.
 """
 
@@ -21,7 +21,7 @@ from sodaopt import SODAWrapper
 STEPS = 200
 CONFIG = {
     "train_micro_batch_size_per_gpu": 64,
-    "zero_allow_untested_optimizer": True,  # the line that DeepSpeed asks for
+    "zero_allow_untested_optimizer": True,  # DeepSpeed requires this
     "zero_optimization": {"stage": 2},
 }
 

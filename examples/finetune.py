@@ -1,6 +1,6 @@
 """Finetuning with the anchor at the pretrained weights, which stay in their file on disk.
 
-The pull holds the model near what it was trained to be, and the optimizer keeps no copy of it.
+The pull keeps the model near the pretrained weights. The optimizer holds no copy of them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def build() -> tuple[nn.Module, SODA]:
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     fully_shard(model)
-    return model, SODA(param_groups(model, "soda(muon)"), lr=5e-3)  # the line
+    return model, SODA(param_groups(model, "soda(muon)"), lr=5e-3)  # the only change
 
 
 def train(model: nn.Module, opt: SODA, steps: range) -> list[float]:
@@ -62,7 +62,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         shutil.rmtree(folder[0])
         print(f"loss {first[0]:.4f} -> {second[-1]:.4f}")
-    # Ranks leave together. After dist.barrier() a thread of gloo may still hold its tensor, which
+    # All ranks end together. After dist.barrier() a thread of gloo may still hold its tensor, which
     # aborts the process if Python ends first.
     dist.monitored_barrier()
     dist.destroy_process_group()

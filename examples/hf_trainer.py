@@ -2,8 +2,8 @@
 
     python examples/hf_trainer.py [folder]
 
-With a folder it keeps checkpoints there, and continues from the last one it finds. A callback adds
-the pull to the Trainer's log. The last run gives the Trainer a class, which it builds by itself.
+With a folder, the script keeps checkpoints there and continues from the last one. A callback adds
+the pull to the Trainer's log. The last run passes the Trainer a class instead of an optimizer.
 """
 
 import sys
@@ -46,7 +46,7 @@ def main(folder: str, by_class: bool = False) -> None:
     ids = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes, **ids))
 
-    if by_class:  # the Trainer builds it, with its groups and the learning rate of its arguments
+    if by_class:  # the Trainer builds the optimizer, with its own parameter groups
         wrapped = SODAWrapper.of(torch.optim.AdamW, only=tuple(hidden(model)))
         how = {"optimizer_cls_and_kwargs": (wrapped, {"lr": 3e-3})}
     else:

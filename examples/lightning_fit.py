@@ -1,4 +1,4 @@
-"""SODAWrapper under Lightning: configure_optimizers with a scheduler, and a fit in two goes."""
+"""SODAWrapper under Lightning: configure_optimizers with a scheduler, and a resumed fit."""
 
 import tempfile
 from pathlib import Path

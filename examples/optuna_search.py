@@ -1,4 +1,4 @@
-"""A search with Optuna over the optimizer and its learning rate. No weight decay to tune."""
+"""A search with Optuna over the optimizer and its learning rate, without a weight decay."""
 
 import optuna
 import torch

@@ -1,4 +1,4 @@
-"""LoRA adapters of PEFT under SODAWrapper: the pull leads the adapters back to their start."""
+"""LoRA adapters of PEFT under SODAWrapper, which pulls them toward their initial weights."""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +16,8 @@ model.print_trainable_parameters()
 
 adapters = [p for p in model.parameters() if p.requires_grad]
 adamw = torch.optim.AdamW(adapters, lr=1e-2, weight_decay=0)
-opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())  # no frozen weights
+# hidden() leaves out frozen weights
+opt = SODAWrapper(adamw, only=hidden(model), decay=schedules.coupled())
 
 tokens = torch.arange(32).repeat(8, 1)
 losses = []
@@ -27,5 +28,5 @@ for _ in range(STEPS):
     opt.step()
     losses.append(loss.item())
 (row,) = opt.diagnostics()
-print(f"distance of the adapters from their start {row['distance']:.3f}")
+print(f"distance of the adapters from their initial weights {row['distance']:.3f}")
 print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")

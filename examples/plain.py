@@ -1,4 +1,4 @@
-"""One line of change in a plain training loop."""
+"""A plain training loop, in which SODAWrapper is one more line."""
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ y = x[:, :1] * x[:, 1:2]
 model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
 opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
-opt = SODAWrapper(opt, only=hidden(model))  # the line: it pulls hidden layers toward z0
+opt = SODAWrapper(opt, only=hidden(model))  # the added line: it pulls hidden layers toward z0
 
 losses = []
 for step in range(STEPS):
@@ -24,6 +24,6 @@ for step in range(STEPS):
     opt.step()
     losses.append(loss.item())
     if step % 50 == 0:
-        (row,) = opt.diagnostics()  # of the one group
+        (row,) = opt.diagnostics()  # one row, because there is one group
         print(f"step {step:4d}  loss {loss.item():.4f}  ||x - z0|| {row['distance']:.3f}")
 print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")

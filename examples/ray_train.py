@@ -1,4 +1,4 @@
-"""SODAWrapper under Ray Train: two workers, DDP, a checkpoint that a failed run goes on from."""
+"""SODAWrapper under Ray Train: two workers, DDP, and a checkpoint to continue a failed run."""
 
 import tempfile
 from pathlib import Path

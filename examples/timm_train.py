@@ -1,4 +1,4 @@
-"""SODAWrapper with a model and a scheduler of timm: a small transformer tells stripes apart."""
+"""SODAWrapper with a model and a scheduler of timm, on images of stripes in two directions."""
 
 import timm
 import timm.scheduler

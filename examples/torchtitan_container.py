@@ -82,7 +82,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         shutil.rmtree(folder[0])
         print(f"loss {first[0]:.4f} -> {second[-1]:.4f}")
-    dist.monitored_barrier()  # ranks leave together, see fsdp2.py
+    dist.monitored_barrier()  # all ranks end together, see fsdp2.py
     dist.destroy_process_group()
 
 
