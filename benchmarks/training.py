@@ -73,7 +73,7 @@ def lab_loop(job: Job, folder: Path, execution: Execution) -> dict[str, Any]:
 
     def watched(self: Training) -> None:
         if self.step == self.resolved.steps - PROFILED and self.device.type == "cuda":
-            self._look()
+            self._check_losses()
             found.update(kernels(lambda: update(self)))
             self.step = self.resolved.steps
             self.pending.clear()
