@@ -305,7 +305,7 @@ def damaged(kind: str, data: dataset.Dataset, folder: Path) -> Path:
         ("missing", "no shard named train_"),
         ("no val", "no shard named val_"),
         ("another", r"train_000009.bin has \d+ tokens, but meta.json says none"),
-        ("ids", "train_000000.bin has the id 60000, but the vocabulary has 1024: prepare"),
+        ("ids", "train_000000.bin has the id 60000, but the vocabulary has 1024 tokens: prepare"),
         ("vocab", "tokenizer.json has 1024 tokens, but meta.json says 1025"),
         ("format", "does not have format 1"),
         ("bad meta", "meta.json is damaged"),

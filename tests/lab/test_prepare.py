@@ -246,7 +246,7 @@ def wrong(kind: str, folder: Path) -> list[object]:
         ("--vocab 70000", "vocab must be in 257..65536, got 70000"),
         ("--val-fraction 1.5", "val-fraction must be between 0 and 1"),
         ("--workers 0", "workers must be at least 1"),
-        ("--shard-tokens many", "'many' is not a number such as"),
+        ("--shard-tokens many", "--shard-tokens must be a number such as 5000"),
         ("--tokenizer gpt3", "cannot read the tokenizer gpt3"),
         ("--tokenizer pyproject.toml", "pyproject.toml is not a tokenizer.json"),
     ],

@@ -551,7 +551,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
         (["reproduce", "table-layer"], "did you mean 'table-layers'"),
         (["reproduce", "table-layers", "--seeds", "4-2"], "4-2 is not an increasing range"),
         (["compare", "muon", "lion", "--primary", "muon"], "must be an optimizer after the first"),
-        (["sweep", "muon", "--seeds", "x"], "expected seeds such as 0 1 2 or 0-4, got 'x'"),
+        (["sweep", "muon", "--seeds", "x"], "--seeds must be seeds such as 0 1 2 or 0-4, got 'x'"),
         (["reproduce", "table-layers", "--workers", "0"], "workers must be at least 1"),
         (["report", "nothing"], "nothing"),
     ],
@@ -619,7 +619,7 @@ def test_short_numbers(n: float, text: str) -> None:
 @pytest.mark.parametrize("flag", ["temperature=-1", "temperature=nan", "top_k=0", "count=0"])
 def test_no_sample(flag: str) -> None:
     name, value = flag.split("=")
-    with pytest.raises(ValueError, match=f"^{name} must be at least"):
+    with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')} must be at least"):
         Sample(Path("a"), **{name: float(value)})  # type: ignore[arg-type]
 
 

@@ -46,10 +46,10 @@ def parse_seeds(words: Iterable[str]) -> tuple[int, ...]:
     for word in (part for text in words for part in str(text).split(",")):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
         if not ends:
-            raise ValueError(f"expected seeds such as 0 1 2 or 0-4, got {word!r}")
+            raise ValueError(f"--seeds must be seeds such as 0 1 2 or 0-4, got {word!r}")
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if last < first or last - first > 10_000:
-            raise ValueError(f"{word} is not an increasing range of at most 10000 seeds")
+            raise ValueError(f"--seeds {word} is not an increasing range of at most 10000 seeds")
         found += range(first, last + 1)
     if not found:
         raise ValueError("name at least one seed, such as --seeds 0 1 or --seeds 0-4")

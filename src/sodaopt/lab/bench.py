@@ -4,7 +4,7 @@
     host_ms   median time until step() returns, when the device is idle before the step
     wall_ms   median time until the device has finished that step
     state     bytes of the optimizer state, as a multiple of the bytes of the parameters
-    peak      bytes that a step needs temporarily, as the same multiple
+    peak      bytes that a step needs temporarily, as a multiple of the bytes of the parameters
 
 All optimizers run one after another in one process, so that they can be compared.
 """
@@ -261,7 +261,7 @@ def floor(opt: SODA, copy_tb_per_s: float, product_tflop_per_s: float) -> float:
     """Return the milliseconds that the bytes and products of a step take at the measured rates.
 
     Every tensor is read once, and every tensor except gradients and z0 is written once. Only half
-    of a symmetric product is computed, and a polynomial has the cheaper one of its two forms.
+    of a symmetric product is counted, and each polynomial is counted in its cheaper form.
     """
     moved, operations = 0.0, 0.0
     for group in opt.param_groups:

@@ -108,6 +108,7 @@ def run_trials(
 
 
 def label(trial: Trial) -> str:
+    """Return the name of a trial in the progress display, such as 'muon, seed 0, wd 0.1'."""
     job = trial.job
     words = [job.optimizer, f"seed {job.seed}"]
     if job.lr is not None:

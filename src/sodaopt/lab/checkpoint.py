@@ -42,7 +42,7 @@ WRONG_CONTENT = (
 """Errors that torch raises for an archive with unexpected content."""
 PARTS = ("step", "model", "optimizer", "schedule", "loader", "rng", "smooth", "lowest", "val",
          "watch")  # fmt: skip
-"""Parts that every checkpoint has. All but those of version 0.1 also have the part 'run'."""
+"""Parts that every checkpoint has. Checkpoints newer than version 0.1 also have 'run'."""
 WEIGHTS = "weights.pt"
 FOLDER = "checkpoints"
 

@@ -116,9 +116,10 @@ class Sample:
     def __post_init__(self) -> None:
         for name in ("tokens", "top_k", "count"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} must be at least 1, got {value}")
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
+            raise ValueError(f"--temperature must be at least 0 and finite, got {self.temperature}")
 
     def run(self) -> int:
         runs = records.find([self.folder])

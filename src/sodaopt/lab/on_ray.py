@@ -27,7 +27,7 @@ class OnRay:
     """Run trials as Ray tasks, one on each free CPU or GPU.
 
     poll: called while trials run.
-    attempts: how often a trial is started at most.
+    attempts: the most times that a trial is started.
     """
 
     poll: Callable[[], None] = lambda: None

@@ -33,7 +33,7 @@ from .cautious import CautiousWrapper
 
 @dataclass(frozen=True)
 class Base:
-    """The paper's settings of a base optimizer, without those that the library has."""
+    """Settings of runs with a base optimizer. The library's recipes have its other settings."""
 
     lr: float
     activation: float = 1.0
@@ -110,16 +110,18 @@ DECAYS: dict[Decay, schedules.Coef] = {
 def check(name: Name, s: Settings) -> None:
     """Raise for settings that do not fit the optimizer, before any data is read."""
     if not 0 < s.lr < math.inf:
-        raise ValueError(f"lr must be positive, got {s.lr}")
+        raise ValueError(f"lr must be positive and finite, got {s.lr}")
     if not 0 <= s.wd < math.inf:
-        raise ValueError(f"wd must not be negative, got {s.wd}")
+        raise ValueError(f"wd must be at least 0 and finite, got {s.wd}")
     if s.wd and not decays(name):
         why = "the pull replaces it" if name.is_anchored else "the learning rate decides its pull"
         raise ValueError(f"wd is {s.wd}, but {name} has no weight decay ({why}): leave out wd")
     if s.z0 not in get_args(Z0):
         raise ValueError(unknown("z0", s.z0, get_args(Z0)))
     if s.z0 != "init" and name.pull and name.average:
-        raise ValueError(f"z0 is {s.z0}, but only soda_dagger and soda(...) have it, not {name}")
+        raise ValueError(
+            f"z0 is {s.z0}, but only soda_dagger and soda(...) can set z0, not {name}: leave out z0"
+        )
     if s.decay not in DECAYS:
         raise ValueError(unknown("decay", s.decay, DECAYS))
     defaults = Settings(s.lr)

@@ -130,7 +130,7 @@ def begun(folder: Path) -> Run | None:
 
 
 def read(folder: Path) -> Run:
-    """Read a run from its folder. Raise ValueError if its file is not one, or is damaged."""
+    """Read a run from its folder. Raise ValueError if its file has no run, or is damaged."""
     path = folder / FILE
     records = _records(path)
     heads = [r for r in records if r["kind"] == "run"]

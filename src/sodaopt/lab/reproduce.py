@@ -1,4 +1,4 @@
-"""`sodaopt reproduce`: run a figure or a table of the paper, and write its numbers to a file."""
+"""`sodaopt reproduce`: run a study, such as a figure of the paper, and write its numbers."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -30,14 +30,14 @@ from .visible import visible
 
 @dataclass
 class Reproduce:
-    """Run a figure or a table of the paper.
+    """Run a study: a figure or a table of the paper, or a study of this project.
 
     Finished runs are kept. Run the same command again to continue after a stop."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")] = ""
-    """Name of the figure or table. --list shows the names."""
+    """Name of the study. --list shows the names."""
     list: bool = False
-    """List every figure and table."""
+    """List every study."""
     scale: Literal["proxy", "nano", "paper"] = "proxy"
     """paper: the paper's own sizes. proxy: a small size, half a minute a run on one large GPU.
     nano: a tiny size, ten seconds a run on one CPU core."""
@@ -57,8 +57,8 @@ class Reproduce:
     and settings from these files are not tuned or chosen again. Numbers of the same study are
     merged with the new ones."""
     tune: bool | None = None
-    """First tune the learning rates of the baselines on a grid of powers of two. The runs for it
-    have seeds that the study does not use. Default: the scale decides."""
+    """First tune the learning rates of the baselines on a grid of powers of two. These runs use
+    seeds that the study does not use. Default: the scale decides."""
     settings: tuple[str, ...] = ()
     """More settings for every run, as NAME=VALUE, for example a smaller model for a trial run."""
     execution: Annotated[Execution, Grouped] = field(default_factory=Execution)
@@ -85,7 +85,7 @@ class Reproduce:
             print(f"nothing to train: {DEFINITIONS[self.name]}")
             return 0
         if self.name not in STUDIES:
-            raise ValueError(unknown("figure or table", self.name, (*STUDIES, *DEFINITIONS)))
+            raise ValueError(unknown("study", self.name, (*STUDIES, *DEFINITIONS)))
         board = self.output.console()
         try:
             self._carry_out(board)
@@ -206,7 +206,7 @@ class Reproduce:
 
 
 def listing() -> str:
-    """Return a line about each figure, table and scale, as text."""
+    """Return a line about each study and scale, as text."""
     lines = [f"  {name:<22} {study.title}" for name, study in STUDIES.items()]
     lines += [f"  {name:<22} {about}" for name, about in DEFINITIONS.items()]
     scales = [f"  --scale {name:<14} {scale.about}" for name, scale in SCALES.items()]

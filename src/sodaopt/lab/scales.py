@@ -23,8 +23,8 @@ class Scale:
     """Weight decays of the baselines to choose from."""
     about: str
     lr: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of the baselines that differ from the paper's. A learning rate that is tuned
-    is the middle of its first grid."""
+    """Learning rates of the baselines that differ from the paper's. If they are tuned, the first
+    grid has its middle there."""
     tuned: bool = True
     """Whether the learning rates of the baselines are tuned first."""
     seeds: int | None = None
@@ -44,8 +44,8 @@ SCALES = {
     "paper": Scale(
         preset="gpt-124m",
         sizes=tuple(
-            # The paper's steps for 124M are 21.6 tokens a parameter. If a job names its depth, they
-            # are not used, and every size has 20 tokens a parameter.
+            # The paper's steps for 124M are 21.6 tokens a parameter. If a job names its depth,
+            # the paper's steps are not used, and every size has 20 tokens a parameter.
             (size, {"preset": f"gpt-{size}", "depth": 12})
             for size in ("64m", "124m", "200m", "300m", "420m", "700m", "1b")
         ),

@@ -147,7 +147,8 @@ def _watched(opt: Any) -> Watched:
     while not isinstance(opt, Watched):
         inner = getattr(opt, "optimizer", getattr(opt, "_optimizer", None))
         if inner is None:
-            raise TypeError(f"{type(opt).__name__} is not a SODA optimizer or wrapper")
+            name = type(opt).__name__
+            raise TypeError(f"{name} has no diagnostics: use SODA or a wrapper of sodaopt")
         opt = inner
     return opt
 

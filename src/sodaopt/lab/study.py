@@ -37,7 +37,7 @@ class Cell:
     follows: str = ""
     """Another column, whose chosen settings this column uses."""
     takes: tuple[str, ...] = ("lr",)
-    """Names of the settings that it uses from there."""
+    """Names of the settings that this column takes from the column that it follows."""
 
     def chosen(self, settings: dict[str, Any]) -> "Cell":
         """Return the cell with the settings of one of its choices."""

@@ -28,7 +28,7 @@ class Variant:
     repeats: int = 0
     """Number of earlier runs of the same jobs, which are ignored."""
     level: float | None = None
-    """Loss at the average seed, from the fit: the mean if all variants have the same seeds."""
+    """Loss at the average seed, from the fit. It is the mean if all variants have equal seeds."""
 
     @cached_property
     def line(self) -> str:

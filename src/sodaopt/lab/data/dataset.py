@@ -143,7 +143,9 @@ def _check_ids(meta: dict[str, Any], counts: dict[Path, int], vocab: int) -> Non
                 if meta
                 else f"without {META}, a shard must contain GPT-2's ids"
             )
-            raise DataError(f"{path} has the id {number}, but the vocabulary has {vocab}: {why}")
+            raise DataError(
+                f"{path} has the id {number}, but the vocabulary has {vocab} tokens: {why}"
+            )
 
 
 def _check_tokenizer(folder: Path, name: str, vocab: int) -> None:

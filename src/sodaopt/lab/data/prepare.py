@@ -39,11 +39,11 @@ class PrepareOptions:
         if not self.files:
             raise DataError("no files given: name the text files to prepare")
         if not 0 < self.val_fraction < 1:
-            raise DataError(f"val-fraction must be between 0 and 1, got {self.val_fraction}")
+            raise DataError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
         if self.workers < 1 or self.shard_tokens < 2:
             raise DataError(
-                f"workers must be at least 1 and shard-tokens at least 2, got {self.workers} and "
-                f"{self.shard_tokens}"
+                f"--workers must be at least 1 and --shard-tokens at least 2, got {self.workers} "
+                f"and {self.shard_tokens}"
             )
         if self.tokenizer and self.vocab:
             raise DataError(
@@ -132,8 +132,8 @@ def default_out(files: Sequence[Path]) -> Path:
 
 
 def count(text: str) -> int:
-    """Parse a number: '100M' -> 100000000."""
+    """Parse a number of tokens: '100M' -> 100000000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip().upper().replace("_", ""))
     if not match:
-        raise DataError(f"{text!r} is not a number such as 5000, 100M or 1.5G")
+        raise DataError(f"--shard-tokens must be a number such as 5000, 100M or 1.5G, got {text!r}")
     return round(float(match[1]) * _UNITS[match[2]])

@@ -37,7 +37,8 @@ class Curve:
     label: str
     colour: int
     main: bool
-    """Whether the variant is the best of its optimizer. Of many, only these are shown at first."""
+    """Whether the variant is the best of its optimizer. A chart of many variants shows only these
+    curves at first."""
     alone: bool
     """Whether the curve is one diverged seed of a variant with other seeds."""
     steps: list[float]
