@@ -42,7 +42,7 @@ class Gpt(nn.Module):
 
 
 def zero_projections(path: str, module: nn.Module) -> Any:
-    """The paper's model starts attention and MLP output projections at zero."""
+    """Return the rule that starts output projections at zero, as in the paper's model, or None."""
     return {"weight": init.constant(0.0)} if path.startswith(("out", "down")) else None
 
 

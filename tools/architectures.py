@@ -1,6 +1,6 @@
 """Public architectures, built from their configurations without weights.
 
-CHECKED are those whose roles were compared by hand with the source of the model.
+CHECKED has the architectures whose roles were compared by hand with the source of the model.
 """
 
 from collections import Counter

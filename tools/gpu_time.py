@@ -1,7 +1,8 @@
 """Estimate the GPU time that the studies of the proxy scale still need.
 
-The planned runs are those of the studies' definitions. A run takes the tokens times the FLOPs per
-token of its model, at the median speed of the measured runs of its width.
+The definitions of the studies name the planned runs. A run needs its tokens times the FLOPs per
+token of its model. Its speed is the median speed of the measured runs at the standard size and
+length.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def flops(run: ResolvedJob) -> float:
 
 
 def seconds_per_flop(studies: Iterable[Numbers]) -> float:
-    """Return the median over the measured runs at the standard size."""
+    """Return the median seconds per FLOP of the measured runs at the standard size and length."""
     cells = [(numbers, cell) for numbers in studies for cell in numbers["cells"]]
     found = []
     for numbers, cell in cells:

@@ -76,7 +76,7 @@ intervals are not corrected for their number: about one in twenty misses the tru
 primary comparisons, which were named before the runs, are tested below with Holm's correction.
 
 The pull is on hidden layers unless a claim says otherwise. The paper's pull is 1/(k+2), and the
-coupled pull is that times the learning rate over its largest value so far. The weight decay of
+coupled pull multiplies it by the learning rate over its largest value so far. The weight decay of
 AdamW is tuned together with its learning rate. Weight decays are tuned at the standard length, that
 is in the short runs, and used at four times the length too. Claims that are not measured show the
 minutes of one H200 that their study [still needs](#still-to-measure).
@@ -114,7 +114,7 @@ def measured() -> Measured:
 def _share(numbers: Numbers, row: str | None, same: str) -> None:
     """Say that the runs of a row are those of the study `muon`, so that they are not missing."""
     del numbers["planned"][row]
-    note = f"The runs of {row} are those of `muon`, {same}."
+    note = f"The runs of {row} are the {same} runs of the study `muon`."
     numbers["notes"] = [*numbers.get("notes", []), note]
 
 
@@ -207,7 +207,7 @@ def default_rule(studies: Measured) -> str:
     )
     return f"{text} {outcome}\n\n{table(['primary comparison', 'verdict'], lines)}\n\n" + (
         "The largest difference of the coupled pull to the paper's pull in "
-        f"{len(gaps)} comparisons: {worst}."
+        f"{len(gaps)} comparisons is that of {worst}."
     )
 
 
@@ -343,8 +343,9 @@ def with_claims(page: Path) -> str:
     """The text of a page with its claims filled in, each as a link to its row.
 
     `<!-- NAME -->...<!-- end -->` becomes the difference of the claim NAME with its interval,
-    `<!-- NAME n -->...<!-- end -->` that with the number of seeds, and `<!-- NAME verdict -->...
-    <!-- end -->` its verdict. `<!-- NAME@nano -->` is the one at nano.
+    `<!-- NAME n -->...<!-- end -->` the same with the number of seeds, and
+    `<!-- NAME verdict -->...<!-- end -->` the verdict of the claim. NAME@nano stands for the claim
+    at nano.
     """
     studies, known = measured(), {claim.name: claim for claim in CLAIMS}
     kinds = {"": number, " n": with_seeds, " verdict": lambda d: verdict(d).strip("*")}

@@ -46,7 +46,7 @@ RANK = 1 / 4
 
 
 def dion(model: nn.Module, muon: Row) -> list[str]:
-    """Elements that a rank receives, over those of all matrices, under sharding.
+    """Return a row: the elements that a rank receives, as a share of the elements of all matrices.
 
     Table 1 of arXiv:2504.05295v1 has m n for Muon and (m + 1) r for Dion, for a matrix m x n with
     m <= n.

@@ -3,8 +3,8 @@
     python -m tools.size             by package, with the capabilities that came after 0.1 apart
     python -m tools.size --all       every file
 
-The lab and the theory are not counted because no optimizer needs them, nor is `cli.py`, their
-command line.
+The lab, the theory and their command line `cli.py` are not counted, because no optimizer needs
+them.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ LATER = {
     ),
 }
 """Capabilities that 0.1 did not have: files, definitions in other files, or files without some
-definitions ("-name"). Without the capability, nothing that a listed line does would be needed.
+definitions ("-name"). A listed line would not be needed without its capability. A definition that
+also does work of 0.1 is not listed.
 
-A definition that also does work of 0.1 is not listed. 0.1 built optimizers by name in its lab.
+"optimizers by name" is listed because 0.1 built them in its lab, which is not counted.
 """
 
 NOT_COUNTED = ("lab", "theory", "cli.py")
