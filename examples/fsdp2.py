@@ -54,7 +54,7 @@ def main() -> None:
     weights, states = get_state_dict(model, opt)
     dcp.save({"model": weights, "opt": states}, checkpoint_id=folder[0])
 
-    model, opt = build()  # this could be another number of ranks
+    model, opt = build()  # another number of ranks could load it too
     weights, states = get_state_dict(model, opt)
     dcp.load({"model": weights, "opt": states}, checkpoint_id=folder[0])
     set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=states)

@@ -73,7 +73,7 @@ def main() -> None:
     dist.broadcast_object_list(folder)
     dcp.save({"model": model.state_dict(), "opt": opt.state_dict()}, checkpoint_id=folder[0])
 
-    model, opt = build()  # this could be another number of ranks
+    model, opt = build()  # another number of ranks could load it too
     saved = {"model": model.state_dict(), "opt": opt.state_dict()}
     dcp.load(saved, checkpoint_id=folder[0])
     model.load_state_dict(saved["model"])
