@@ -1,12 +1,12 @@
 # `make demo` and `make test` work from a fresh checkout: Python 3.11+ and make are enough.
 #
 #   PYTHON=python3.12 make demo      another interpreter
-#   UV_TORCH_BACKEND=cpu make demo   torch without CUDA, where the default build brings it
+#   UV_TORCH_BACKEND=cpu make demo   torch without CUDA, if the default build has CUDA
 #   make test ARGS='-k lion -x'      arguments for pytest
 
 PYTHON ?= python3
-# One torch thread per worker: more only makes the workers wait for each other. Bytecode is kept,
-# since some tests start many processes.
+# Each worker has one torch thread, because with more the workers wait for each other. Bytecode is
+# kept, because some tests start many processes.
 JOBS ?= 2
 ARGS ?=
 # `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
@@ -32,16 +32,16 @@ help:
 	@echo 'make bases    probe every installed optimizer (writes docs/bases.md)'
 	@echo 'make results  write docs/results.md, and the claims in other pages, from results/'
 	@echo 'make docs     build the site into site/, with all links checked'
-	@echo 'make setup    only create .venv (the others do it when needed)'
+	@echo 'make setup    only create .venv (the other commands do this when needed)'
 	@echo 'make clean    remove .venv, caches and build output'
 
 setup: $(STAMP)
 	@:
 
 # The stamp is the last thing written, so an interrupted set-up is not taken for a finished one.
-# .venv/partial marks an environment begun here and not finished: that one is made anew. Any
-# other .venv, also one made by hand, is kept and only brought up to date.
-# uv does not read pip's settings, so the two that change where packages come from are passed on.
+# .venv/partial marks an environment that was not finished. It is removed and made again. Any other
+# .venv, also one made by hand, is kept and updated.
+# uv does not read pip's settings, so the two settings that name the source of packages are passed on.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v '$(PYTHON)' >/dev/null || { \
 	  echo '$(PYTHON) not found: install Python 3.11 or newer, or name one: make PYTHON=...' >&2; exit 1; }
@@ -69,8 +69,8 @@ test: $(STAMP)
 check: $(STAMP)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) -m 'not slow and not gpu' $(CHECKED) $(ARGS)
 
-# Other CPUs round differently. These tests compare numbers, and must hold under other kernels and
-# numbers of threads too.
+# Other CPUs round differently. These tests compare numbers, so they must pass with other kernels and
+# other numbers of threads too.
 PORTABLE := tests/test_zoo.py tests/test_parity.py tests/geometry/test_polar.py \
   tests/test_fixtures.py tests/theory/test_identities.py tests/theory/test_problems.py
 portable: $(STAMP)

@@ -128,7 +128,9 @@ class Reproduce:
         board.print(f"numbers: {folder / 'results.json'}", highlight=False, markup=False)
 
     def _read(self, path: Path) -> results.Numbers:
-        wrong = ValueError(f"{path} is not a results.json of sodaopt reproduce")
+        wrong = ValueError(
+            f"{path} is not a results.json of sodaopt reproduce: remove it from --known"
+        )
         try:
             numbers = results.read(path)
         except ValueError as e:
