@@ -55,10 +55,6 @@ def random_bits(index: Tensor, key: int) -> Tensor:
     return _mix(index * 0x9E3779B1 + key)
 
 
-SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)
-"""The dtype in which updates of 16-bit parameters are summed: SUM_DTYPE.get(dtype, dtype)."""
-
-
 def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
     """Round x (fp32) to one of its two neighbours in bf16 or fp16, without bias.
 

@@ -48,8 +48,7 @@ class Bucket(Context):
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the sums: fp32 for 16-bit parameters."""
-        own = self.params[0].dtype
-        return rounding.SUM_DTYPE.get(own, own)
+        return torch.promote_types(self.params[0].dtype, torch.float32)
 
     def kept(self, name: str) -> list[Tensor]:
         """Return the state tensor with this name of each parameter."""
