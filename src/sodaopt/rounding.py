@@ -55,15 +55,13 @@ def random_bits(index: Tensor, key: int) -> Tensor:
     return _mix(index * 0x9E3779B1 + key)
 
 
-def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
+def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor) -> Tensor:
     """Round x (fp32) to one of its two neighbours in bf16 or fp16, without bias.
 
     Random bits are added to the last bits, which the dtype does not have. Then these are cut off.
 
-    index: the indices of x's elements in the whole parameter, if x is a part of it.
+    index: the index of each element of x in the whole parameter.
     """
-    if index is None:
-        index = torch.arange(x.numel(), device=x.device).view(x.shape)
     scale, spare = GRIDS[dtype]
     bits = (x * scale).contiguous().view(torch.int32)
     bits = bits + (random_bits(index, key) & (1 << spare) - 1).int() & -(1 << spare)
