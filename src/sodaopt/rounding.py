@@ -86,8 +86,7 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
             launch.append((shard, x, first, cached_prefix(seed, index)))
             continue
         begin, step_key = 0, key(seed, index, step)
-        if shard.dim() == 0:
-            shard, x = shard[None], x[None]
+        shard, x = torch.atleast_1d(shard, x)  # type: ignore[no-untyped-call]
         height = max(1, SLICE // max(1, shard.shape[1:].numel()))
         for part, value in zip(torch.split(shard, height), torch.split(x, height), strict=True):
             elements = sharded.element_indices(p, begin, begin + part.numel())
