@@ -181,12 +181,8 @@ def _chunks(sizes: tuple[int, ...]) -> Tensor:
 
 
 def _columns(rows: Rows) -> Tensor:
-    return torch.tensor([[_signed(v) for v in row] for row in rows], device="cpu")
-
-
-def _signed(value: int) -> int:
-    """The low 64 bits of a number as a signed number."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+    low_bits = [[value % (1 << 64) for value in row] for row in rows]
+    return torch.tensor(low_bits, dtype=torch.uint64, device="cpu").view(torch.int64)
 
 
 # -- copies to the device -------------------------------------------------------------------------
