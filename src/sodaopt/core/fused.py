@@ -161,10 +161,8 @@ def _row(
     size: the number of elements, or the distance of two rows of a matrix in memory.
     is_turned: whether the long side of a matrix is stored first.
     """
-    start, prefix = 0, 0
-    if tensors[0].dtype in rounding.HALVES:
-        start = rounding.first_element(b.params[j]) or 0
-        prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
+    start = rounding.first_element(b.params[j]) or 0
+    prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
     offsets = [0 if t is None else n * t.element_size() for t in tensors]
     number = b.z0[j] if isinstance(b.z0[j], float) else 0.0
     width = -b.method.geometry.kernel_width(b.shapes[j])
