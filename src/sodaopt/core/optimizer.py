@@ -1,7 +1,6 @@
 """The template as a torch optimizer: sort parameters into buckets, and step each bucket."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -25,12 +24,6 @@ Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple
 def runs_kernels(p: Tensor) -> bool:
     """Whether the Triton kernels run on the device of p. A CPU step asks nothing about GPUs."""
     return p.is_cuda and backends.usable(p.device)
-
-
-def full_precision(b: Bucket) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which would run the matrix products in 16 bits."""
-    device = b.params[0].device.type
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 class SODA(StatefulOptimizer):
@@ -134,7 +127,9 @@ class SODA(StatefulOptimizer):
     def _step_now(self) -> None:
         self._check_groups()
         for bucket in self._repeated(lambda: agreed(self, self._buckets)):
-            with full_precision(bucket):
+            device = bucket.params[0].device.type
+            # autocast would run the matrix products in 16 bits. It does not know the meta device.
+            with torch.autocast("cpu" if device == "meta" else device, enabled=False):
                 bucket.run(bucket)
             bucket.g = []
             self._advance(bucket)
