@@ -82,8 +82,8 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard, first = sharded.local(p), first_element(p)
         if first is not None and not is_compiling and backends.run_on(shard, x):
-            launch = launches.setdefault((shard.device, shard.dtype), [])
-            launch.append((shard, x, first, cached_prefix(seed, index)))
+            members = launches.setdefault((shard.device, shard.dtype), [])
+            members.append((shard, x, first, cached_prefix(seed, index)))
             continue
         begin, step_key = 0, key(seed, index, step)
         shard, x = torch.atleast_1d(shard, x)  # type: ignore[no-untyped-call]
@@ -94,11 +94,10 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
                 elements = torch.arange(elements.start, elements.stop, device=part.device)
             part.copy_(stochastic(value, part.dtype, step_key, elements.view(part.shape)))
             begin += part.numel()
-    for rows in launches.values():
+    for members in launches.values():
         from sodaopt.backends.triton import rounding
 
-        shards, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
-        rounding.write_(shards, xs_, starts, prefixes, step)
+        rounding.write_(members, step)
 
 
 def first_element(p: Any) -> int | None:

@@ -312,8 +312,8 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
     for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
         index = torch.arange(start, start + len(x), device="cuda")
         p[offset:] = rounding.stochastic(x, dtype, rounding.key(7, j, 9), index)
-    prefixes = [rounding.prefix(7, j) for j in range(len(sizes))]
-    kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9)
+    pairs = enumerate(zip(whole, xs, strict=True))
+    kernel.write_([(p[offset:], x, start, rounding.prefix(7, j)) for j, (p, x) in pairs], 9)
     for p, q in zip(whole, expected, strict=True):
         assert torch.equal(p.view(torch.int16), q.view(torch.int16))
 
