@@ -36,9 +36,7 @@ def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
     """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
-    if type(p) not in backends.PLAIN and (
-        kernel == "polar" or not sharded.is_placed_like(p.grad, p)
-    ):
+    if sharded.is_sharded(p) and (kernel == "polar" or not sharded.is_placed_like(p.grad, p)):
         return False
     if not isinstance(z0, Tensor | float | None):
         return False
