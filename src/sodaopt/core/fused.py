@@ -116,10 +116,9 @@ class Fused:
         return False
 
     def _fill(self, addresses: list[int]) -> None:
-        n = len(addresses) // 5
-        if not all(addresses[:n] + addresses[4 * n :]):
+        all_ = torch.tensor(addresses, device="cpu").view(5, -1)
+        if not (all_[0].all() and all_[4].all()):
             raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
-        all_ = torch.tensor(addresses, device="cpu").view(5, n)
         for table in self.tables:
             table.fill(all_, self.device)
 
