@@ -101,8 +101,7 @@ class StatefulOptimizer(Watched):
             if dtype != y.dtype:
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
         s |= {n: sharded.place(t, y) for n, t in method.geometry.state(y, dtype).items()}
-        memory = method.memory.items()
-        return s | {n: torch.tensor(v, **numbers) for n, v in memory}
+        return s | {n: torch.tensor(v, **numbers) for n, v in method.memory.items()}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """Return the state of p. Until its first step, make it again from p as it is now.
