@@ -50,10 +50,6 @@ class Bucket(Context):
         """The dtype of the sums: fp32 for 16-bit parameters."""
         return torch.promote_types(self.params[0].dtype, torch.float32)
 
-    def kept(self, name: str) -> list[Tensor]:
-        """Return the state tensor with this name of each parameter."""
-        return [s[name] for s in self.state]
-
     def gradients(self) -> list[Tensor]:
         """This rank's shard of each gradient, as it is stored."""
         if self.is_sharded:
