@@ -81,7 +81,7 @@ class Fused:
             rows.setdefault(key, []).extend((j, _row(b, j, tensors, *place)) for place in places)
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), members in rows.items():
-            self.tables.append(Table(*zip(*members, strict=True)))
+            self.tables.append(Table(self.device, *zip(*members, strict=True)))
             self.runs.append(planned(b, self.tables[-1], dict(constants), *key))
 
     def __call__(self, b: Bucket) -> None:
@@ -120,7 +120,7 @@ class Fused:
         if not (all_[0].all() and all_[4].all()):
             raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
         for table in self.tables:
-            table.fill(all_, self.device)
+            table.fill(all_)
 
 
 def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
@@ -202,10 +202,9 @@ def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
 def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -> Run:
     from sodaopt.backends.triton import elementwise, tables
 
-    device = sharded.local(b.params[0]).device
-    chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), device)
+    chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), table.device)
     sizes = {"CHUNK": tables.CHUNK, "BLOCK": elementwise.BLOCK}
-    launch = tables.Launch(elementwise.step, device, constants | sizes)
+    launch = tables.Launch(elementwise.step, table.device, constants | sizes)
 
     def run(numbers: Tensor) -> None:
         launch((len(chunks), 1, 1), table.is_aligned, chunks, table.rows, numbers)
@@ -220,9 +219,8 @@ def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: 
     from sodaopt.backends.triton.spectral import Matrices
 
     newton: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
-    device = b.params[0].device
-    dtype = newton.dtype_on(device, torch.float32)
-    M = Matrices(table, device, short, long, constants)
+    dtype = newton.dtype_on(table.device, torch.float32)
+    M = Matrices(table, short, long, constants)
     parts = _parts(M.n, _bytes(short, long, dtype), _limit(b.params))
     divisor = newton.safety, SMALLEST
 

@@ -113,15 +113,14 @@ def _finish(
 class Matrices:
     """Matrices of one shape, up to transposition, that share all dtypes."""
 
-    def __init__(
-        self, table: Table, device: torch.device, short: int, long: int, constants: dict[str, Any]
-    ) -> None:
-        self.table, self.device, self.short, self.long = table, device, short, long
+    def __init__(self, table: Table, short: int, long: int, constants: dict[str, Any]) -> None:
+        self.table, self.device, self.short, self.long = table, table.device, short, long
         self.n, self.tiles = len(table.owners), -(-short // TILE) * -(-long // TILE)
         self.fills = not (short % TILE or long % TILE)
         constants = constants | {"TILE": TILE}
         kernels = _average, _normalise, _finish
-        self.average, self.normalise, self.finish = (Launch(k, device, constants) for k in kernels)
+        launches = (Launch(kernel, self.device, constants) for kernel in kernels)
+        self.average, self.normalise, self.finish = launches
 
     def _run(self, launch: Launch, n: int, *args: Any) -> None:
         """Run a kernel on n matrices."""
