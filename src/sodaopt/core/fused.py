@@ -220,18 +220,13 @@ def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: 
 
     newton: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
     dtype = newton.dtype_on(table.device, torch.float32)
-    M = Matrices(table, short, long, constants)
+    M = Matrices(table, short, long, dtype, newton.safety, SMALLEST, constants)
     parts = _parts(M.n, _bytes(short, long, dtype), _limit(b.params))
-    divisor = newton.safety, SMALLEST
 
     def run(numbers: Tensor) -> None:
         squares = M.average_(numbers)
         for part in parts:  # X and U have no names here, so that they are freed early
-            M.finish_(
-                part,
-                newton.products(M.normalised(part, squares, numbers, *divisor, dtype)),
-                numbers,
-            )
+            M.finish_(part, newton.products(M.normalised(part, squares, numbers)), numbers)
 
     return run
 
