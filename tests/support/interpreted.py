@@ -76,8 +76,8 @@ def rounded(dtype: torch.dtype, offset: int, start: int) -> bool:
     for j, (p, x) in enumerate(zip(expected, xs, strict=True)):
         index = torch.arange(start, start + len(x))
         p[offset:] = rounding.stochastic(x, dtype, rounding.key(7, j, 9), index)
-    prefixes = [rounding.prefix(7, j) for j in range(len(SIZES))]
-    kernel.write_(ps, xs, [start] * len(SIZES), prefixes, 9)
+    pairs = enumerate(zip(ps, xs, strict=True))
+    kernel.write_([(p, x, start, rounding.prefix(7, j)) for j, (p, x) in pairs], 9)
     return all(map(torch.equal, whole, expected))
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from sodaopt import rounding
 from sodaopt.core.method import Method
 from sodaopt.geometry import Context
 from sodaopt.schedules import Number, value
@@ -52,3 +54,9 @@ def iterates(
         y = (1 - lam_bar) * x + lam_bar * z
         yield Point(x, y, z, m)
         k += 1
+
+
+def rounded(x: Tensor, dtype: torch.dtype, key: int) -> Tensor:
+    """Round a whole parameter."""
+    index = torch.arange(x.numel(), device=x.device).view(x.shape)
+    return rounding.stochastic(x, dtype, key, index)

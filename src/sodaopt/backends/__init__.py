@@ -7,7 +7,6 @@ import torch and triton alone. They are imported when a tensor on a GPU first ne
 import warnings
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import torch
@@ -43,12 +42,11 @@ def run_on(*tensors: Tensor) -> bool:
 
 @cache
 def usable(device: torch.device) -> bool:
-    """Whether Triton kernels run on this device.
+    """Whether Triton kernels run on this GPU.
 
-    One small kernel is compiled. Without a C compiler, or on an old GPU, none of them works.
+    One small kernel is compiled. Without Triton or a C compiler, or on an old GPU, none of them
+    works.
     """
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
     try:
         from sodaopt.backends.triton.pull import pull_
 
@@ -56,7 +54,7 @@ def usable(device: torch.device) -> bool:
         pull_([x], [torch.ones_like(x)], 0.5)
     except Exception as error:
         warnings.warn(
-            f"Triton kernels failed to compile on {device}; falling back to slower PyTorch "
+            f"Triton kernels do not run on {device}; falling back to slower PyTorch "
             f"operations: {type(error).__name__}: {error}",
             stacklevel=2,
         )

@@ -36,9 +36,7 @@ def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
     """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
-    if type(p) not in backends.PLAIN and (
-        kernel == "polar" or not sharded.is_placed_like(p.grad, p)
-    ):
+    if sharded.is_sharded(p) and (kernel == "polar" or not sharded.is_placed_like(p.grad, p)):
         return False
     if not isinstance(z0, Tensor | float | None):
         return False
@@ -83,7 +81,7 @@ class Fused:
             rows.setdefault(key, []).extend((j, _row(b, j, tensors, *place)) for place in places)
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), members in rows.items():
-            self.tables.append(Table(*zip(*members, strict=True)))
+            self.tables.append(Table(self.device, *zip(*members, strict=True)))
             self.runs.append(planned(b, self.tables[-1], dict(constants), *key))
 
     def __call__(self, b: Bucket) -> None:
@@ -118,12 +116,11 @@ class Fused:
         return False
 
     def _fill(self, addresses: list[int]) -> None:
-        n = len(addresses) // 5
-        if not all(addresses[:n] + addresses[4 * n :]):
+        all_ = torch.tensor(addresses, device="cpu").view(5, -1)
+        if not (all_[0].all() and all_[4].all()):
             raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
-        all_ = torch.tensor(addresses, device="cpu").view(5, n)
         for table in self.tables:
-            table.fill(all_, self.device)
+            table.fill(all_)
 
 
 def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
@@ -161,10 +158,8 @@ def _row(
     size: the number of elements, or the distance of two rows of a matrix in memory.
     is_turned: whether the long side of a matrix is stored first.
     """
-    start, prefix = 0, 0
-    if tensors[0].dtype in rounding.HALVES:
-        start = rounding.first_element(b.params[j]) or 0
-        prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
+    start = rounding.first_element(b.params[j]) or 0
+    prefix = rounding.cached_prefix(b.group["seed"], b.indices[j])
     offsets = [0 if t is None else n * t.element_size() for t in tensors]
     number = b.z0[j] if isinstance(b.z0[j], float) else 0.0
     width = -b.method.geometry.kernel_width(b.shapes[j])
@@ -188,12 +183,14 @@ def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[
     )
 
 
-# -- maps that act on each entry: one pass ---------------------------------------------------------
-
-
-def elementwise(b: Bucket) -> Fused:
-    """Plan one launch for each dtype of the gradients and kind of z0."""
+def planned(b: Bucket) -> Fused:
+    """Plan the launches of a bucket's kernel, for each dtype of the gradients and kind of z0."""
+    if b.kernel == "polar":
+        return Fused(b, _matrices, _passes)
     return Fused(b, _elements, _one_pass)
+
+
+# -- maps that act on each entry: one pass ---------------------------------------------------------
 
 
 def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
@@ -205,10 +202,9 @@ def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
 def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -> Run:
     from sodaopt.backends.triton import elementwise, tables
 
-    device = sharded.local(b.params[0]).device
-    chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), device)
+    chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), table.device)
     sizes = {"CHUNK": tables.CHUNK, "BLOCK": elementwise.BLOCK}
-    launch = tables.Launch(elementwise.step, device, constants | sizes)
+    launch = tables.Launch(elementwise.step, table.device, constants | sizes)
 
     def run(numbers: Tensor) -> None:
         launch((len(chunks), 1, 1), table.is_aligned, chunks, table.rows, numbers)
@@ -219,29 +215,18 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
 # -- polar factors: two passes before the matrix products, and one after them ----------------------
 
 
-def polar(b: Bucket) -> Fused:
-    """Plan the passes for each shape, dtype of the gradients and kind of z0."""
-    return Fused(b, _matrices, _passes)
-
-
 def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: int) -> Run:
     from sodaopt.backends.triton.spectral import Matrices
 
     newton: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
-    device = b.params[0].device
-    dtype = newton.dtype_on(device, torch.float32)
-    M = Matrices(table, device, short, long, constants)
+    dtype = newton.dtype_on(table.device, torch.float32)
+    M = Matrices(table, short, long, dtype, newton.safety, SMALLEST, constants)
     parts = _parts(M.n, _bytes(short, long, dtype), _limit(b.params))
-    divisor = newton.safety, SMALLEST
 
     def run(numbers: Tensor) -> None:
         squares = M.average_(numbers)
         for part in parts:  # X and U have no names here, so that they are freed early
-            M.finish_(
-                part,
-                newton.products(M.normalised(part, squares, numbers, *divisor, dtype)),
-                numbers,
-            )
+            M.finish_(part, newton.products(M.normalised(part, squares, numbers)), numbers)
 
     return run
 

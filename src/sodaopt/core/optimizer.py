@@ -1,9 +1,8 @@
 """The template as a torch optimizer: sort parameters into buckets, and step each bucket."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,41 +15,15 @@ from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.geometry import State
-from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
-class Step(NamedTuple):
-    """An implementation of a bucket's step.
-
-    wants: whether it can step this bucket.
-    plan: returns the function that takes this step, and later steps of the same tensors.
-    """
-
-    name: str
-    wants: Callable[[Bucket], bool]
-    plan: Callable[[Bucket], Callable[[Bucket], None]]
-
-
-STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.elementwise),
-    Step("triton polar", lambda b: b.kernel == "polar", fused.polar),
-    Step("eager", lambda b: True, lambda b: eager_step),
-)
-
-
 def runs_kernels(p: Tensor) -> bool:
     """Whether the Triton kernels run on the device of p. A CPU step asks nothing about GPUs."""
     return p.is_cuda and backends.usable(p.device)
-
-
-def full_precision(b: Bucket) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which would run the matrix products in 16 bits."""
-    device = b.params[0].device.type
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
 
 class SODA(StatefulOptimizer):
@@ -154,7 +127,9 @@ class SODA(StatefulOptimizer):
     def _step_now(self) -> None:
         self._check_groups()
         for bucket in self._repeated(lambda: agreed(self, self._buckets)):
-            with full_precision(bucket):
+            device = bucket.params[0].device.type
+            # autocast would run the matrix products in 16 bits. It does not know the meta device.
+            with torch.autocast("cpu" if device == "meta" else device, enabled=False):
                 bucket.run(bucket)
             bucket.g = []
             self._advance(bucket)
@@ -262,7 +237,7 @@ class SODA(StatefulOptimizer):
             method=self.methods[group["method"]], params=params, indices=indices, z0=z0,
             is_sharded=is_sharded, ranks=ranks, kernel=kernel,
         )  # fmt: skip
-        b.run = next(step for step in STEPS if step.wants(b)).plan(b)
+        b.run = eager_step if kernel is None else fused.planned(b)
         self._prepare(b)
         return b
 

@@ -16,7 +16,6 @@ from sodaopt.core.method import Method, named
 from sodaopt.core.validation import as_list, check_capturable, check_keys, check_lr, check_parameter
 from sodaopt.geometry import State
 from sodaopt.parallel import sharded
-from sodaopt.rounding import SUM_DTYPE
 
 
 class StatefulOptimizer(Watched):
@@ -87,7 +86,7 @@ class StatefulOptimizer(Watched):
 
         first: that step begins now, and an anchor may check or round the weights.
         """
-        y, dtype = p.detach(), SUM_DTYPE.get(p.dtype, p.dtype)
+        y, dtype = p.detach(), torch.promote_types(p.dtype, torch.float32)
         # float64 counts beyond 2^24. On a GPU, reading the count would synchronise the device.
         numbers: Any = {"dtype": torch.float64, "device": p.device if self.capturable else "cpu"}
         s: State = {"step": torch.tensor(0.0, **numbers)}
@@ -102,8 +101,7 @@ class StatefulOptimizer(Watched):
             if dtype != y.dtype:
                 s["y"] = y.clone()  # eval() cannot exchange 16 bits of y with the fp32 x
         s |= {n: sharded.place(t, y) for n, t in method.geometry.state(y, dtype).items()}
-        memory = method.memory.items()
-        return s | {n: torch.tensor(v, **numbers) for n, v in memory}
+        return s | {n: torch.tensor(v, **numbers) for n, v in method.memory.items()}
 
     def _current(self, p: Tensor, method: Method, first: bool = False) -> State:
         """Return the state of p. Until its first step, make it again from p as it is now.

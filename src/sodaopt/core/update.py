@@ -28,7 +28,7 @@ class Bucket(Context):
     c, memory: the five coefficients of this step, and their memory after it.
     grad_scale, found_inf: GradScaler's divisor of the gradients, and whether to skip the step. Both
     are on the device.
-    run: the function that takes the step, see `optimizer.STEPS`.
+    run: the function that takes this step, and later steps of the same tensors.
     """
 
     group: dict[str, Any]
@@ -48,12 +48,7 @@ class Bucket(Context):
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of the sums: fp32 for 16-bit parameters."""
-        own = self.params[0].dtype
-        return rounding.SUM_DTYPE.get(own, own)
-
-    def kept(self, name: str) -> list[Tensor]:
-        """Return the state tensor with this name of each parameter."""
-        return [s[name] for s in self.state]
+        return torch.promote_types(self.params[0].dtype, torch.float32)
 
     def gradients(self) -> list[Tensor]:
         """This rank's shard of each gradient, as it is stored."""

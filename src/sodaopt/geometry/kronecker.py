@@ -46,13 +46,12 @@ class Kronecker(Geometry):
         return tuple((s, matrix(s)) for s in ((o, i), (o, i), (o, o), (i, i)))
 
     def tensors(self, m_bar: list[Tensor], context: Context) -> list[Tensor]:
-        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
+        L, R = context.kept("L"), context.kept("R")
         return [t for four in zip(m_bar, context.g, L, R, strict=True) for t in four]
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
         new = context.results or self.mapped(self.tensors(m_bar, context))
-        L, R = ([s[name] for s in context.state] for name in ("L", "R"))
-        torch._foreach_copy_(L + R, new[2::4] + new[3::4])
+        torch._foreach_copy_(context.kept("L") + context.kept("R"), new[2::4] + new[3::4])
         u = new[0::4]
         torch._foreach_mul_(u, -gamma)
         return u

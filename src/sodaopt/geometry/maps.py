@@ -44,6 +44,10 @@ class Context:
     state: list[State]
     shards: Shards | None = field(default=None, kw_only=True)
 
+    def kept(self, name: str) -> list[Tensor]:
+        """Return the state tensor with this name of each parameter."""
+        return [s[name] for s in self.state]
+
     @property
     def results(self) -> list[Tensor] | None:
         """The results of `Geometry.mapped` that have arrived from other ranks."""
@@ -262,7 +266,7 @@ class Diagonal(Geometry):
         return {"v": torch.zeros_like(p, dtype=dtype)}
 
     def __call__(self, m_bar: list[Tensor], gamma: Number, context: Context) -> list[Tensor]:
-        v = [s["v"] for s in context.state]
+        v = context.kept("v")
         _, rate, eps = self.kernel_numbers(context.k, context.lr)
         torch._foreach_mul_(v, 1 - rate)
         torch._foreach_addcmul_(v, context.g, context.g, value=rate)

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
-from sodaopt.rounding import SUM_DTYPE
 from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
@@ -49,7 +48,7 @@ class _Averaged(Wrapper):
                 sharded.local(step.params[j]).copy_(y[j])
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
-        z = p.detach().to(SUM_DTYPE.get(p.dtype, p.dtype), copy=True)
+        z = p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
         return {"x": z.clone(), "z": z}
 
     def _swap(self, p: Tensor, kept: dict[str, Tensor], train: bool) -> None:
@@ -219,7 +218,7 @@ class SNOO(_Periodic):
         super().__init__(base)
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
-        b = torch.zeros_like(p, dtype=SUM_DTYPE.get(p.dtype, p.dtype))
+        b = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
         return super()._first(p) | {"b": b}
 
     def _outer(self, own: dict[str, Tensor], z: Tensor) -> None:

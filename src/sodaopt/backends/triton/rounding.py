@@ -57,16 +57,12 @@ def rounded(x, index, key, P: tl.constexpr):
     return y.to(P)
 
 
-def write_(
-    ps: list[Tensor], xs: list[Tensor], starts: list[int], prefixes: list[int], step: int
-) -> None:
+def write_(members: list[tuple[Tensor, Tensor, int, int]], step: int) -> None:
     """Round each fp32 x into its p. All are contiguous on one device, and all p share a dtype.
 
-    starts: the index of each p's first element in its whole parameter.
-    prefixes: `rounding.prefix` of each parameter.
+    members: for each parameter p, x, the index of p's first element in the whole parameter, and the
+    parameter's `rounding.prefix`.
     """
-    rows = tuple(
-        (address(x), address(p), x.numel(), start, prefix)
-        for p, x, start, prefix in zip(ps, xs, starts, prefixes, strict=True)
-    )
+    ps = [p for p, *_ in members]
+    rows = tuple((address(x), address(p), x.numel(), *numbers) for p, x, *numbers in members)
     launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], BLOCK=BLOCK)

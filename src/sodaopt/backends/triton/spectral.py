@@ -111,17 +111,24 @@ def _finish(
 
 
 class Matrices:
-    """Matrices of one shape, up to transposition, that share all dtypes."""
+    """Matrices of one shape, up to transposition, that share all dtypes.
+
+    dtype: the dtype of the products.
+    safety, smallest: a matrix is divided by `safety` times its norm, or by `smallest`.
+    """
 
     def __init__(
-        self, table: Table, device: torch.device, short: int, long: int, constants: dict[str, Any]
-    ) -> None:
-        self.table, self.device, self.short, self.long = table, device, short, long
+        self, table: Table, short: int, long: int, dtype: torch.dtype, safety: float,
+        smallest: float, constants: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.dtype, self.safety, self.smallest = dtype, safety, smallest
+        self.table, self.device, self.short, self.long = table, table.device, short, long
         self.n, self.tiles = len(table.owners), -(-short // TILE) * -(-long // TILE)
         self.fills = not (short % TILE or long % TILE)
         constants = constants | {"TILE": TILE}
         kernels = _average, _normalise, _finish
-        self.average, self.normalise, self.finish = (Launch(k, device, constants) for k in kernels)
+        launches = (Launch(kernel, self.device, constants) for kernel in kernels)
+        self.average, self.normalise, self.finish = launches
 
     def _run(self, launch: Launch, n: int, *args: Any) -> None:
         """Run a kernel on n matrices."""
@@ -134,17 +141,11 @@ class Matrices:
         self._run(self.average, self.n, squares, numbers)
         return squares.sum(1)
 
-    def normalised(
-        self, part: range, squares: Tensor, numbers: Tensor, safety: float, smallest: float,
-        dtype: torch.dtype,
-    ) -> Tensor:  # fmt: skip
-        """Each m_bar of a part divided by `safety` times its norm, or by `smallest`.
-
-        They are stacked as (n, short, long).
-        """
-        n = len(part)
-        X = torch.empty(n, self.short, self.long, dtype=dtype, device=self.device)
-        self._run(self.normalise, n, squares, numbers, X, part.start, safety, smallest)
+    def normalised(self, part: range, squares: Tensor, numbers: Tensor) -> Tensor:
+        """Each m_bar of a part divided by its norm. They are stacked as (n, short, long)."""
+        X = torch.empty(len(part), self.short, self.long, dtype=self.dtype, device=self.device)
+        divisor = self.safety, self.smallest
+        self._run(self.normalise, len(part), squares, numbers, X, part.start, *divisor)
         return X
 
     def finish_(self, part: range, U: Tensor, numbers: Tensor) -> None:

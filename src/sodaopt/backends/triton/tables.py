@@ -40,7 +40,7 @@ Rows: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Table:
-    """The rows of one launch.
+    """The rows of one launch on a device.
 
     owners: the index of the parameter that each row belongs to.
     offsets: the rows without addresses. `fill` adds the parameter's addresses to the first five.
@@ -50,16 +50,17 @@ class Table:
     rows: Tensor
     is_aligned: bool
 
-    def __init__(self, owners: Sequence[int], offsets: Sequence[Any]) -> None:
+    def __init__(self, device: torch.device, owners: Sequence[int], offsets: Sequence[Any]) -> None:
+        self.device = device
         self.owners = torch.tensor(owners, device="cpu")
         self.offsets = torch.tensor(offsets, device="cpu")
 
-    def fill(self, addresses: Tensor, device: torch.device) -> None:
+    def fill(self, addresses: Tensor) -> None:
         """Write the rows. addresses: (5, parameters), as in a row."""
         rows = self.offsets.clone()
         rows[:, :5] += addresses[:, self.owners].T
         self.is_aligned = not (rows[:, :6] % 16).any()
-        self.rows = uploaded(rows, device)
+        self.rows = uploaded(rows, self.device)
 
 
 class Launch:
@@ -181,12 +182,8 @@ def _chunks(sizes: tuple[int, ...]) -> Tensor:
 
 
 def _columns(rows: Rows) -> Tensor:
-    return torch.tensor([[_signed(v) for v in row] for row in rows], device="cpu")
-
-
-def _signed(value: int) -> int:
-    """The low 64 bits of a number as a signed number."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+    low_bits = [[value % (1 << 64) for value in row] for row in rows]
+    return torch.tensor(low_bits, dtype=torch.uint64, device="cpu").view(torch.int64)
 
 
 # -- copies to the device -------------------------------------------------------------------------
