@@ -183,14 +183,12 @@ def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[
     )
 
 
-def planned(b: Bucket) -> Fused:
-    """Plan the launches of a bucket's kernel, for each dtype of the gradients and kind of z0."""
-    if b.kernel == "polar":
-        return Fused(b, _matrices, _passes)
-    return Fused(b, _elements, _one_pass)
-
-
 # -- maps that act on each entry: one pass ---------------------------------------------------------
+
+
+def elementwise(b: Bucket) -> Fused:
+    """Plan one launch for each dtype of the gradients and kind of z0."""
+    return Fused(b, _elements, _one_pass)
 
 
 def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
@@ -213,6 +211,11 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
 
 
 # -- polar factors: two passes before the matrix products, and one after them ----------------------
+
+
+def polar(b: Bucket) -> Fused:
+    """Plan the passes for each shape, dtype of the gradients and kind of z0."""
+    return Fused(b, _matrices, _passes)
 
 
 def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: int) -> Run:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,10 +15,30 @@ from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.geometry import State
+from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 
 Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+class Step(NamedTuple):
+    """An implementation of a bucket's step.
+
+    wants: whether it can step this bucket.
+    plan: returns the function that takes this step, and later steps of the same tensors.
+    """
+
+    name: str
+    wants: Callable[[Bucket], bool]
+    plan: Callable[[Bucket], Callable[[Bucket], None]]
+
+
+STEPS = (  # the first that wants a bucket runs it
+    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.elementwise),
+    Step("triton polar", lambda b: b.kernel == "polar", fused.polar),
+    Step("eager", lambda b: True, lambda b: eager_step),
+)
 
 
 def runs_kernels(p: Tensor) -> bool:
@@ -237,7 +257,7 @@ class SODA(StatefulOptimizer):
             method=self.methods[group["method"]], params=params, indices=indices, z0=z0,
             is_sharded=is_sharded, ranks=ranks, kernel=kernel,
         )  # fmt: skip
-        b.run = eager_step if kernel is None else fused.planned(b)
+        b.run = next(step for step in STEPS if step.wants(b)).plan(b)
         self._prepare(b)
         return b
 

@@ -28,7 +28,7 @@ class Bucket(Context):
     c, memory: the five coefficients of this step, and their memory after it.
     grad_scale, found_inf: GradScaler's divisor of the gradients, and whether to skip the step. Both
     are on the device.
-    run: the function that takes this step, and later steps of the same tensors.
+    run: the function that takes the step, see `optimizer.STEPS`.
     """
 
     group: dict[str, Any]
