@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.geometry import Ball, Spectral
@@ -27,11 +29,12 @@ SHAPES = {"first": (7, 5), "second": (4, 6), "third": (8, 3), "fourth": (3, 2)}
 def optimizer(parallelism: str, change: Any = None, **options: Any) -> SODA:
     """Four matrices with gradients, one for each rank, changed on the last rank."""
     names = list(SHAPES)
-    if dist.get_rank() == RANKS - 1 and change == "order":
+    if _last(change, "order"):
         names.reverse()
     method = zoo.muon(momentum=0.5 if _last(change, "settings") else 0.95)
     params = placed(parallelism, [torch.ones(SHAPES[n]) for n in names])
     options |= {"process_group": dist.group.WORLD} if parallelism == "ddp" else {}
+    options |= {"comm_dtype": torch.float16} if _last(change, "comm_dtype") else {}
     named = [(n, nn.Parameter(p)) for n, p in zip(names, params, strict=True)]
     opt = SODA(named, 0.1 if _last(change, "lr") else 0.02, method, **options)
     for _, p in named:
@@ -82,6 +85,31 @@ def nothing(opt: SODA) -> None:
     pass
 
 
+def change_method(opt: SODA) -> None:
+    opt.methods["multinorm"] = zoo.multinorm()
+    opt.param_groups[0]["method"] = "multinorm"
+
+
+def turn_around(opt: SODA) -> None:
+    opt.param_groups[0]["maximize"] = True
+
+
+def fail_to_average(opt: SODA) -> None:
+    make = opt._buckets
+
+    def wrong_shapes() -> Any:
+        buckets = make()
+        for s in [s for b in buckets for s in b.state]:
+            s["m"] = torch.ones(3, 3, 3)
+        return buckets
+
+    opt._buckets = wrong_shapes  # type: ignore[method-assign]
+
+
+def fail_to_finish(opt: SODA) -> None:
+    opt._advance = broken  # type: ignore[assignment]
+
+
 FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "gradient": (None, lose_gradient, "second of group 0 .* without a gradient"),
     "raises": (None, sparse_gradient, "rank 3 could not prepare the step: .*sparse gradient"),
@@ -90,7 +118,12 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
         break_down,
         r"rank 3 could not compute the step: fourth of group 0 .*broken",
     ),
+    "averages": (None, fail_to_average, "rank 3 could not compute.*: .*fourth of group 0 .*: The size"),
+    "finishes": (None, fail_to_finish, "rank 3 could not compute the step: .*of group 0.*broken"),
     "step": (None, count_on, "second of group 0"),
+    "method": (None, change_method, "'method': 'muon'.* but rank 3 .*'method': 'multinorm'"),
+    "maximize": (None, turn_around, "'maximize': False.* but rank 3 .*'maximize': True"),
+    "comm_dtype": ("comm_dtype", nothing, "comm_dtype None, but rank 3 has .*float16"),
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
     "order": ("order", nothing, "first of group 0 .* but rank 3 has fourth"),
@@ -112,6 +145,41 @@ def faulty(parallelism: str, fault: str, after: int) -> None:
     assert len(set(everybody(str(e.value)))) == 1, "not the same error"
 
 
+def added(parallelism: str) -> None:
+    """Groups that are added during a run are compared too."""
+    opt = optimizer(parallelism)
+    opt.step()
+    names = ["a", "b"] if dist.get_rank() else ["b", "a"]
+    params = placed(parallelism, [torch.ones(4, 4), torch.ones(4, 4)])
+    named = [(n, nn.Parameter(p)) for n, p in zip(names, params, strict=True)]
+    opt.add_param_group({"params": named})
+    with pytest.raises(RuntimeError, match=r"rank 0 has b of group 1 .*, but rank 1 has a"):
+        opt.step()
+
+
+def two_meshes() -> None:
+    """A failure on one mesh reaches the ranks of another mesh. Then all can step again."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    wholes = [distribute_tensor(torch.ones(4, 4), mesh[name], [Shard(0)]) for name in ("b", "a")]
+    opt = SODA([nn.Parameter(t) for t in wholes], 0.1, zoo.muon())
+    for p in (params := opt.param_groups[0]["params"]):
+        p.grad = torch.ones_like(p)
+    lost = params[0].grad
+    if dist.get_rank() == 3:
+        params[0].grad = None
+    with pytest.raises(RuntimeError, match=r"rank 3 has .* without a gradient"):
+        opt.step()
+    params[0].grad = lost
+    opt.step()
+
+
+def other_default_device(parallelism: str) -> None:
+    """The comparison is on the host, whatever torch's default device is."""
+    opt = optimizer(parallelism)
+    with torch.device("meta"):
+        opt.step()
+
+
 def in_pairs(check: Callable[..., None], *args: Any) -> None:
     """Compare two ranks at a time, as many ranks compare a few at a time."""
     with pytest.MonkeyPatch.context() as patch:
@@ -127,10 +195,11 @@ def stopped(where: str, message: str) -> None:
     group = dist.new_group(timeout=timedelta(seconds=2))
     opt = optimizer("ddp")
     opt._sharing.process_group = group
-    opt.step()
+    if where != "at first":
+        opt.step()
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:
-            if where == "before":
+            if where != "within":
                 return
             patch.setattr(stages.Exchange, "_packed", lambda *args: broken(args[0]))
         with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
@@ -199,8 +268,16 @@ CHECKS: dict[str, Check] = (
             partial(stopped, "within", "first of group 0.*another rank stopped")
         ),
         "in pairs-stopped": bind(partial(in_pairs, stopped, "before", "did not call step")),
+        "in pairs-stopped at first": bind(
+            partial(in_pairs, stopped, "at first", "did not call step")
+        ),
+        "two meshes": bind(two_meshes),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),
+        "added-fsdp": bind(partial(added, "fsdp")),
+        "added-ddp": bind(partial(added, "ddp")),
+        "default device-fsdp": bind(partial(other_default_device, "fsdp")),
+        "default device-ddp": bind(partial(other_default_device, "ddp")),
         "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),
         "automatic anchor-SODAWrapper": bind(partial(automatic_anchor, wrapped)),
     }

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from sodaopt import anchors, backends
-from sodaopt.core import compiled, fused, validation
+from sodaopt.core import compiled, fused, together, validation
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
-from sodaopt.core.together import agreed
 from sodaopt.core.update import Bucket, eager_step
 from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
@@ -75,7 +74,6 @@ class SODA(StatefulOptimizer):
     """
 
     _sharing = Sharing()  # for copies, which cannot hold a process group
-    _has_agreed = False
 
     def __init__(
         self,
@@ -146,13 +144,19 @@ class SODA(StatefulOptimizer):
     @backends.not_compiled  # a traced step would freeze k, which the host reads
     def _step_now(self) -> None:
         self._check_groups()
-        for bucket in self._repeated(lambda: agreed(self, self._buckets)):
-            device = bucket.params[0].device.type
-            # autocast would run the matrix products in 16 bits. It does not know the meta device.
-            with torch.autocast("cpu" if device == "meta" else device, enabled=False):
-                bucket.run(bucket)
-            bucket.g = []
-            self._advance(bucket)
+        if shared := together.shared(self):
+            together.step(self, shared)
+        else:
+            for bucket in self._repeated():
+                self._step_bucket(bucket)
+
+    def _step_bucket(self, b: Bucket) -> None:
+        device = b.params[0].device.type
+        # autocast would run the matrix products in 16 bits. It does not know the meta device.
+        with torch.autocast("cpu" if device == "meta" else device, enabled=False):
+            b.run(b)
+        b.g = []
+        self._advance(b)
 
     def _check_groups(self) -> None:
         """Raise if a hyperparameter was set in a group after the constructor."""
@@ -163,7 +167,7 @@ class SODA(StatefulOptimizer):
 
     # -- buckets ------------------------------------------------------------------------------
 
-    def _repeated(self, make: Callable[[], Iterable[Bucket]]) -> Iterator[Bucket]:
+    def _repeated(self) -> Iterator[Bucket]:
         """Yield the buckets of the last step if their signature is the same, else make them.
 
         Buckets are kept only after all of them have been stepped. So after a step that failed, the
@@ -175,10 +179,8 @@ class SODA(StatefulOptimizer):
                 self._prepare(b)
             yield from kept[1]
         else:
-            buckets = []
-            for b in make():
-                yield b
-                buckets.append(b)
+            buckets = self._buckets()
+            yield from buckets
             signature = self._signature()
             # a new tensor cannot have the id of a tensor that is held
             held = [t for b in buckets for s in b.state for t in s.values()]
@@ -189,11 +191,9 @@ class SODA(StatefulOptimizer):
         """Return everything that decides how parameters are sorted into buckets.
 
         Step counts are relative to the first one, so that the signature is the same at the next
-        step. None: the parameters must be sorted again, because ranks share them, or because one of
-        them has not been stepped yet.
+        step. None: the parameters must be sorted again, because one of them is sharded, or has not
+        been stepped yet.
         """
-        if self._sharing.process_group is not None:
-            return None
         found: list[Any] = []
         first, state = None, self.state
         for group in self.param_groups:

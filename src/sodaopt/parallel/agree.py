@@ -1,11 +1,11 @@
 """Collective decisions: ranks that would wait for each other for ever raise the same error.
 
 Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash. It
-has the learning rates, and the step of each parameter that has a gradient. At the first step it
-also has the settings of the groups, and the order and the shapes of their parameters. The
-comparison is an all-reduce of 16 bytes over gloo, which does not wait for the device. If the hashes
-differ, or if a rank failed to prepare its step, the ranks exchange descriptions, and every rank
-raises the first difference. After the step they compare once more whether a computation failed.
+has the settings of the groups, the order and the shapes of their parameters, the learning rates,
+and the step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over
+gloo, which does not wait for the device. If the hashes differ, or if a rank failed to prepare its
+step, the ranks exchange descriptions, and every rank raises the first difference. After the step
+they compare once more whether a rank failed.
 
 An all-reduce of gloo sends messages from rank to rank, all around the group. So many ranks form a
 grid, with at most `FEW` ranks along each axis if their number has such factors, and compare along
@@ -23,8 +23,12 @@ import torch
 FEW = 8
 """The most ranks of one reduction, if the number of ranks has factors as small as this."""
 
-Entry: TypeAlias = tuple[int, str | None, list[str]]
-"""A rank, the text of the error with which it failed, and the lines that describe its step."""
+Entry: TypeAlias = tuple[int, str, list[str]]
+"""A rank, the text of its failure or "", and the lines that describe its step."""
+
+
+class Failure(RuntimeError):
+    """An error of one rank, or a difference between ranks, that all ranks raise."""
 
 
 def partners(key: Any) -> Any:
@@ -33,32 +37,28 @@ def partners(key: Any) -> Any:
 
 
 def agree(
-    ranks: Any,
-    summary: object,
-    describe: Callable[[], list[str]],
-    failure: Exception | None,
-    doing: str,
+    ranks: Any, summary: object, describe: Callable[[], list[str]], failure: Failure | None
 ) -> None:
-    """Raise on every rank unless all ranks have the same summary and none failed.
+    """Raise the same `Failure` on every rank if their summaries or their failures differ.
 
     ranks: a mesh or a process group.
     summary: an object with a repr that must be the same on all ranks.
     describe: returns a line for each fact that must be the same. It is called if ranks differ.
-    failure: the error with which this rank failed, or None.
-    doing: the verb for an error: a rank could not "prepare" the step.
+    failure: the failure that this rank knows, or None.
     """
     import torch.distributed as dist
 
-    groups = _host_groups(ranks, dist.group.WORLD)
-    text = repr((summary, failure))
+    error = str(failure or "")
+    text = repr((summary, error))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-    both = torch.tensor([number, -number])  # the least number, and minus the largest
+    # the least number, and minus the largest
+    both = torch.tensor([number, -number], device="cpu")
     try:
+        groups = _host_groups(ranks, dist.group.WORLD)
         for group in groups:
             dist.all_reduce(both, dist.ReduceOp.MIN, group)
         if both[0] == -both[1]:
             return
-        error = None if failure is None else str(failure)
         found: list[Entry] = [(dist.get_rank(), error, describe())]
         for group in groups:
             theirs: list[Any] = [None] * group.size()
@@ -69,20 +69,20 @@ def agree(
             "some ranks did not call step() within the time-out of the process group: they "
             "stopped, or skipped a step that the other ranks took"
         ) from e
-    raise RuntimeError(_message(found, doing)) from failure
+    raise Failure(_message(found)) from failure
 
 
 def _first_difference(found: list[Entry]) -> list[Entry]:
     """The first rank that failed, or the first rank and the first one that differs from it."""
     found = sorted(found, key=lambda entry: entry[0])
-    failed = [entry for entry in found if entry[1] is not None]
+    failed = [entry for entry in found if entry[1]]
     return failed[:1] or found[:1] + [entry for entry in found if entry[2] != found[0][2]][:1]
 
 
-def _message(found: list[Entry], doing: str) -> str:
+def _message(found: list[Entry]) -> str:
     (first, failure, ours), *others = found
-    if failure is not None:
-        return f"rank {first} could not {doing} the step: {failure}"
+    if failure:
+        return failure
     for other, _, theirs in others:
         for a, b in zip([*ours, "nothing"], [*theirs, "nothing"], strict=False):
             if a != b:
@@ -108,7 +108,7 @@ def _small_groups(group: Any) -> list[Any]:
     """Return the group itself if it has few ranks and speaks gloo, else new groups."""
     import torch.distributed as dist
 
-    ranks = torch.tensor(dist.get_process_group_ranks(group))
+    ranks = torch.tensor(dist.get_process_group_ranks(group), device="cpu")
     sizes = _factors(len(ranks))
     if len(sizes) == 1 and "cpu:gloo" in dist.get_backend_config(group):
         return [group]

@@ -9,16 +9,18 @@ columns need.
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from sodaopt._errors import times
 from sodaopt.parallel import stages
+from sodaopt.parallel.agree import Failure
 from sodaopt.parallel.layout import Grid, Param, Placement, Plan, boxes, deal
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
+T = TypeVar("T")
 WHOLE = Placement((), (), ())
 """The placement of a plain parameter, which no mesh cuts."""
 
@@ -30,8 +32,11 @@ class Sharing:
     then computed on every rank.
     dtype: the dtype in which matrices travel. None: their own dtype.
     label: names a parameter in an error.
-    failure: the error of a computation on this rank. The ranks compare it at the end of a step.
+    failure: the first error of this step. The ranks compare it at the end of the step.
+    fixed: the settings that the ranks compare at each step, as text, with a key of its inputs.
     """
+
+    fixed: Any = None, None
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
@@ -40,7 +45,36 @@ class Sharing:
     def begin(self, label: Callable[[Tensor], str]) -> None:
         """Begin a step. At its end the ranks compare their failures."""
         self.label = label
-        self.failure: Exception | None = None
+        self.failure: Failure | None = None
+
+    def attempt(
+        self,
+        work: Callable[[], T],
+        instead: Callable[[], T],
+        params: Sequence[Tensor] = (),
+        doing: str = "compute",
+    ) -> T:
+        """Return work(). If it raises an error, keep the error and return instead().
+
+        The other ranks wait for the messages of this rank, so it must go on until the end of the
+        step. Then all ranks raise the error.
+
+        params: the parameters that the error names.
+        doing: the verb of the error: a rank could not "compute" the step.
+        """
+        import torch.distributed as dist
+
+        try:
+            return work()
+        except Exception as e:
+            if self.failure is None:
+                names = [self.label(p) for p in dict.fromkeys(params)]
+                names = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+                cause = f"{', '.join(names)}: {e}" if names else str(e)
+                who = f"rank {dist.get_rank()} could not {doing} the step"
+                self.failure = Failure(f"{who}: {cause}")
+                self.failure.__cause__ = e
+            return instead()
 
     def key(self, p: Any) -> Any:
         """Return a key of the ranks that share p, and of its replicas among them.

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,6 +120,7 @@ class Exchange:
     map: a function from a list of whole matrices to new tensors, `Geometry.mapped`.
     tensors: a function that returns this rank's shards of all tensors. It is called when they are
     needed, so that temporary tensors do not live between stages.
+    step: a function that steps the parameters with the results.
     dtype: the dtype of the tensors. They may travel in another one.
     arriving: a function that waits for the collective under way, and returns the tensors that it
     fills.
@@ -128,6 +130,7 @@ class Exchange:
     plan: Plan
     map: Callable[[list[Tensor]], list[Tensor]]
     tensors: Callable[[], list[Tensor]]
+    step: Callable[[], None]
     dtype: torch.dtype
     arriving: Callable[[], Any] = lambda: None
 
@@ -161,10 +164,12 @@ class Exchange:
             self._broadcast(part, self.plan.parts)
 
     def finish(self) -> None:
-        """Set the results: this rank's shards of the mapped tensors, or None if there are none."""
-        home = local(self.shards.params[0]).device
-        parts = [part.to(home, self.dtype) for part in self._arrived()]
+        """Step the parameters with the results: this rank's shards of the mapped tensors."""
+        parts = [part.to(self._home, self.dtype) for part in self._arrived()]
         self.shards.results = _unpacked(parts, self.plan.held, self.plan.shapes) or None
+        del parts  # the results may be copies
+        self.shards.sharing.attempt(self.step, lambda: None, self.shards.params)
+        self.shards.results = None
 
     @property
     def _own(self) -> list[Piece]:
@@ -177,9 +182,20 @@ class Exchange:
         several = len(self.plan.frames) > len(self.plan.params)
         return self.dtype if several else self.shards.sharing.dtype or self.dtype
 
+    @property
+    def _home(self) -> torch.device:
+        """The device of this rank's shards, which may be offloaded to the host."""
+        return local(self.shards.params[0]).device
+
+    def _read(self) -> list[Tensor]:
+        """This rank's shards of all tensors. They are zeros if `tensors` raises an error."""
+        zero = partial(torch.zeros, dtype=self.dtype, device=self._home)
+        zeros = partial(map, zero, self.plan.shapes)
+        return list(self.shards.sharing.attempt(self.tensors, zeros, self.shards.params))
+
     def _sent(self) -> list[Tensor]:
         """The tensors to send, scaled if they travel in fp16."""
-        tensors = self.tensors()
+        tensors = self._read()
         if self._travels_in == torch.float16:
             return self.shards.over_rms(tensors, self.plan.frames)
         return tensors
@@ -195,27 +211,24 @@ class Exchange:
         if plan.travels:
             arrived = self._arrived().to(self.dtype)
             return _unpacked([arrived], [plan.made_of], [shape for _, shape in plan.mine])
-        tensors = self.tensors() if plan.mine else []
+        tensors = self._read() if plan.mine else []
         return [tensors[p.tensor][p.at].to(self.shards.device) for p in self._own]
 
     def _mapped(self, X: list[Tensor]) -> list[Tensor]:
-        """Return the results of the matrices X.
-
-        If the map raises an error, return zeros, because the other ranks wait for results. All
-        ranks raise the error at the end of the step.
-        """
-        plan, sharing = self.plan, self.shards.sharing
+        """Return the results of the matrices X. They are zeros if the map raises an error."""
+        plan = self.plan
+        each = len(plan.frames) // len(plan.params)
+        params = [self.shards.params[n // each] for n, _ in plan.mine]
         frames = [plan.frames[n].one() for n, _ in plan.mine]
-        try:
+
+        def mapped() -> list[Tensor]:
             U = self.map([f.fold(x)[0] for f, x in zip(frames, X, strict=True)]) if X else []
             return [f.unfold(u, x.shape) for f, u, x in zip(frames, U, X, strict=True)]
-        except Exception as e:
-            each = len(plan.frames) // len(plan.params)
-            failed = [self.shards.params[n // each] for n, _ in plan.mine]
-            names = dict.fromkeys(map(sharing.label, failed))
-            sharing.failure = RuntimeError(f"{', '.join(names)}: {e}")
-            sharing.failure.__cause__ = e
+
+        def zeros() -> list[Tensor]:
             return [torch.zeros_like(x) for x in X]
+
+        return self.shards.sharing.attempt(mapped, zeros, params)
 
     def _packed(self, pieces: list[Piece], tensors: Sequence[Tensor]) -> Tensor:
         """Return the pieces one after the other, on the device of the mesh, as one flat tensor.
