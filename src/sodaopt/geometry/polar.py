@@ -109,9 +109,8 @@ class Newton:
 
     def dtype_on(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the products for matrices on a device in fp32 or float64."""
-        if self.dtype is not None:
-            return self.dtype
-        return torch.float16 if device.type == "cuda" and dtype == torch.float32 else dtype
+        fastest = torch.float16 if device.type == "cuda" and dtype == torch.float32 else dtype
+        return self.dtype or fastest
 
 
 def factor(X: Tensor, steps: tuple[Triple, ...], product: Symmetric) -> Tensor:
