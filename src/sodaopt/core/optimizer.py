@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
-
-Params: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
 class Step(NamedTuple):
@@ -77,7 +75,7 @@ class SODA(StatefulOptimizer):
 
     def __init__(
         self,
-        params: Params,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
         lr: float | Tensor | None = None,
         method: Method | str | None = None,
         *,
