@@ -246,16 +246,13 @@ def _warn_of_settings(groups: list[dict[str, Any]]) -> None:
         )
 
 
-def _cast(name: str, v: Any, ours: Tensor | None, p: Tensor) -> Any:
+def _cast(name: str, v: Any, ours: Any, p: Tensor) -> Any:
     """Copy a loaded value of p into the dtype and device of this optimizer's own.
 
     name: its key in the state.
-    ours: this optimizer's value, or None if it has none.
+    ours: this optimizer's value. If it is not a tensor, the user has put the loaded value there.
     """
-    if ours is not None:
+    if isinstance(ours, Tensor):
         check_shape(name, getattr(v, "shape", ()), ours.shape)
-    if not isinstance(v, Tensor):
-        return copy.deepcopy(v)
-    if ours is None:
-        return v.detach().to(p.device, copy=True)
-    return v.detach().to(ours.device, ours.dtype, copy=True)
+        return v.detach().to(ours.device, ours.dtype, copy=True)
+    return v.detach().to(p.device, copy=True) if isinstance(v, Tensor) else copy.deepcopy(v)
