@@ -143,7 +143,8 @@ def _polynomial(R: Tensor, step: Triple, product: Symmetric) -> Tensor:
     a, b, c = step
     if c:
         return product(R, R, R, c, b, a)
-    W = b * R  # a cubic needs no product
+    # a cubic needs no product, and torch.baddbmm with alpha = 0 is wrong in bf16 on a CPU (2.13)
+    W = b * R
     W.diagonal(dim1=-2, dim2=-1).add_(a)
     return W
 
