@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
         break_down,
         r"rank 3 could not compute the step: fourth of group 0 .*broken",
     ),
-    "averages": (None, fail_to_average, "rank 3 could not compute.*: .*fourth of group 0 .*: The size"),
+    "averages": (None, fail_to_average, "rank 3 could not compute.*: .*fourth of group 0 .*: The "),
     "finishes": (None, fail_to_finish, "rank 3 could not compute the step: .*of group 0.*broken"),
     "step": (None, count_on, "second of group 0"),
     "method": (None, change_method, "'method': 'muon'.* but rank 3 .*'method': 'multinorm'"),
