@@ -14,6 +14,7 @@ from sodaopt import SODA, cli, param_groups
 from sodaopt.lab import cluster
 from sodaopt.lab.decoders import CONFIGS, Config, Decoder, decoder
 from sodaopt.parallel.layout import Grid, Placement
+from sodaopt.parallel.stages import BUCKET
 from tests.parallel.test_exchange import counted
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 from tests.support.training import cut
@@ -107,6 +108,18 @@ def test_work_and_memory_fall_with_the_number_of_ranks() -> None:
     assert shared.counts.state * 64 == pytest.approx(alone.counts.state, rel=1e-3)
     assert shared.step < alone.step / 30
     assert predict("adamw", "8x8").hides == "none"
+
+
+@pytest.mark.parametrize(("model", "R", "S"), [("llama-70b", 8, 32), ("moe-1t", 2, 512)])
+def test_the_rounds_of_large_models_need_one_bucket_and_the_largest_matrix(
+    model: str, R: int, S: int
+) -> None:
+    opt = SODA(param_groups(decoder(model), "muon"), 1.0)
+    for r, s in ((0, 0), (R - 1, S - 1), (R // 2, 0)):
+        placement, grid = Placement((R, S), (None, 0), (0, 1)), Grid(R, S, r, s)
+        found = cluster.counts(opt, placement, grid)
+        largest = max(plan.largest for plan in found.plans)
+        assert found.temporary <= 4 * (max(BUCKET, largest) + largest)
 
 
 def test_a_trillion_parameters_on_16384_gpus() -> None:

@@ -100,9 +100,9 @@ def test_every_entry_travels_once(name: str) -> None:
 @pytest.mark.parametrize("limit", [1, 40, 1000])
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_work_is_even(name: str, limit: int) -> None:
-    """No rank has more than its share and one matrix. Experts that stay where they are may."""
+    """No rank has more than its share and one matrix, also of stacks that divide unevenly."""
     placement, R, S = PLACEMENTS[name]
-    params = [VIEWS[name] for name in ("matrix", "fused", "one row", "transposed", "kernel")] * 3
+    params = [(matrix, (9, 6, 5)), (matrix, (10, 5, 4)), *MIXED, *MIXED, VIEWS["one row"]]
     every = plans(params, placement, R, S, limit)
     work = totals(every, S)
     largest = max(flops(shape, view) for view, shape in params)
@@ -122,6 +122,14 @@ def test_experts_stay_with_their_ranks() -> None:
     for (plan,) in plans([VIEWS["experts"]], placement, R, S).values():
         assert not plan.travels
         assert (len(plan.mine), elements_received(plan)) == (2, (0, 0))
+
+
+def test_experts_beyond_the_mean_work_travel() -> None:
+    """Nine experts on four ranks are 3 + 3 + 3 + 0. The last rank gets two of them."""
+    placement, R, S = PLACEMENTS["fsdp"]
+    every = plans([(matrix, (9, 3, 2))], placement, R, S)
+    assert sorted(len(plan.mine) for (plan,) in every.values()) == [2, 2, 2, 3]
+    assert [elements_received(plan)[0] // 6 for (plan,) in every.values()].count(2) == 1
 
 
 def test_parameters_with_and_without_matrices_are_in_different_rounds() -> None:

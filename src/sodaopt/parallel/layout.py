@@ -7,10 +7,10 @@ and each shard has R replicas:
     HSDP                                R replicas of S shards
     DDP                                 S = 1
 
-Every matrix has one owner, which computes it once for all ranks. The matrices of a method are dealt
-one by one, the largest first, each to the rank with the least work so far. So a rank has at most
-the mean work plus one matrix. If each shard of a parameter has whole matrices (experts sharded over
-experts), each matrix stays on a rank that holds it. The work of such matrices may be uneven.
+Every matrix has one owner, which computes it once for all ranks. Matrices that are whole on a shard
+(experts sharded over experts) stay there, up to an equal share of the parameter. All others are
+dealt one by one, the largest first, each to the rank with the least work so far. So a rank has at
+most the mean work plus one matrix.
 
 The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
 so have the matrices that it computes. If one matrix or one parameter's shard is larger, the limit
@@ -115,10 +115,6 @@ class Param(NamedTuple):
         """The elements of the largest job."""
         return max((job.size for job in self.jobs), default=0)
 
-    @property
-    def kind(self) -> Kind:
-        return Kind(self.number, bool(self.jobs), any(job.holder is None for job in self.jobs))
-
 
 class Job(NamedTuple):
     """The matrices that one call maps: one of each tensor of a parameter.
@@ -126,7 +122,7 @@ class Job(NamedTuple):
     boxes: the slice of each tensor.
     size: the number of elements of the matrices.
     flops: the work, up to a factor.
-    holder: the shard that holds the matrices whole, or None if they travel.
+    holder: the shard that has the matrices whole, or None.
     """
 
     boxes: tuple[Box, ...]
@@ -182,13 +178,13 @@ class Plan:
     mine: list[tuple[int, Shape]] = field(default_factory=list)
     made_of: list[Piece] = field(default_factory=list)
 
-    def fits(self, p: Param, owners: list[int]) -> bool:
-        """Whether this parameter can be added without exceeding `capacity`."""
+    def fits(self, kind: Kind, p: Param, owners: list[int]) -> bool:
+        """Whether a parameter of this kind can be added without exceeding `capacity`."""
         added = Counter[int]()
         for owner, job in zip(owners, p.jobs, strict=True):
             added[owner] += job.size
         most = max([self.shard + p.shard, *(self.owned[o] + n for o, n in added.items())])
-        return p.kind == self.kind and most <= self.capacity
+        return kind == self.kind and most <= self.capacity
 
     def add(self, j: int, p: Param, owners: list[int]) -> None:
         """Add the parameter with index j. owners: the rank that computes each of its jobs."""
@@ -247,21 +243,46 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
 
     limit: the most elements of a rank in a round.
     """
-    balance, found = Balance(grid), list[Plan]()
+    owners, found = _owners(grid, params), list[Plan]()
+    kinds = [
+        Kind(p.number, bool(p.jobs), [o % grid.S for o in own] != [job.holder for job in p.jobs])
+        for p, own in zip(params, owners, strict=True)
+    ]
 
     def order(j: int) -> Any:  # one shape after the other, because an owner computes it in a batch
-        return params[j].number, -params[j].largest, params[j].kind, params[j].shape
+        return params[j].number, -params[j].largest, kinds[j], params[j].shape
 
     for j in sorted(range(len(params)), key=order):
         p = params[j]
-        owners = [balance.add(job.flops, job.holder) for job in p.jobs]
-        if not found or not found[-1].fits(p, owners):
+        if not found or not found[-1].fits(kinds[j], p, owners[j]):
             # one matrix for each of the S owners, whose shards may be uneven
             one = min(grid.S * p.shard // max(len(p.jobs), 1), 2 * p.largest)
             held: list[list[Piece]] = [[] for _ in range(grid.R)]
-            found.append(Plan(grid, p.kind, limit, max(limit, one), p.largest, held=held))
-        found[-1].add(j, p, owners)
+            found.append(Plan(grid, kinds[j], limit, max(limit, one), p.largest, held=held))
+        found[-1].add(j, p, owners[j])
     return [plan.close() for plan in found]
+
+
+def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
+    """Return the rank r * S + s that computes each job of each parameter."""
+    found, balance, left = [[0 for _ in p.jobs] for p in params], Balance(grid), []
+
+    def order(j: int) -> Any:
+        return params[j].number, -params[j].largest, params[j].shape
+
+    for j in sorted(range(len(params)), key=order):
+        share = sum(job.flops for job in params[j].jobs) / grid.S
+        stays = Counter[int | None]()
+        for n, job in enumerate(params[j].jobs):
+            stays[job.holder] += job.flops
+            if grid.S > 1 and job.holder is not None and stays[job.holder] <= share:
+                found[j][n] = balance.add(job.flops, job.holder)
+            else:
+                left.append((j, n, job))
+    for j, n, job in left:
+        is_near = balance.least(job.holder) == balance.least(None)
+        found[j][n] = balance.add(job.flops, job.holder if is_near else None)
+    return found
 
 
 def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Piece]]]:
@@ -293,13 +314,18 @@ class Balance:
         self.heaps |= {s: ranks[s :: grid.S] for s in range(grid.S)}
 
     def add(self, flops: int, s: int | None) -> int:
-        """Add work to the least busy of all ranks, or of those with shard s. Return this rank."""
+        """Add work to the least busy rank with shard s, or of all ranks if s is None. Return it."""
+        self.least(s)
+        owner = self.heaps[s][0][1]
+        self.work[owner] += flops
+        return owner
+
+    def least(self, s: int | None) -> int:
+        """Return the least work of a rank with shard s, or of any rank if s is None."""
         heap = self.heaps[s]
         while heap[0][0] != self.work[heap[0][1]]:  # the rank was given work by another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
-        owner = heap[0][1]
-        self.work[owner] += flops
-        return owner
+        return heap[0][0]
 
 
 def _piece(index: int, a: Box, b: Box, inside: Box, shard: int) -> Iterator[Piece]:
@@ -318,19 +344,13 @@ def _flops(o: int, i: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _jobs(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Job]:
-    """The jobs of a parameter.
-
-    Matrices do not travel if each is whole on one shard and no shard is empty. The rank of an empty
-    shard would have no work.
-    """
+    """The jobs of a parameter."""
     shards = list(zip(*(boxes(shape, placement) for shape, _ in tensors), strict=True))
     slices = list(zip(*(f.boxes(shape) for shape, f in tensors), strict=True))
     holders = [next((s for s, held in enumerate(shards) if _within(m, held)), None) for m in slices]
-    stays = None not in holders and all(_size(box) for held in shards for box in held)
     flops = sum(_flops(f.o, f.i * f.taps) for _, f in tensors)
     return [
-        Job(m, sum(map(_size, m)), flops, holder if stays else None)
-        for m, holder in zip(slices, holders, strict=True)
+        Job(m, sum(map(_size, m)), flops, holder) for m, holder in zip(slices, holders, strict=True)
     ]
 
 

@@ -97,20 +97,36 @@ def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[st
 
 
 def _oldest(plans: Sequence[Plan], computed: list[int], j: int | None, most: int) -> Iterator[int]:
-    """Remove and yield the oldest computed rounds, until no rank owns more than `most` elements.
+    """Remove and yield the oldest computed rounds, until there is memory to compute round j.
 
     j: the round that is computed next. None: it was the last one, and all rounds are removed.
+    most: the elements of the largest matrix. All rounds need at most twice this memory.
     """
-    while computed and (j is None or _owned(plans, [*computed, j]) > most):
+    while computed and (j is None or _needed(plans, computed, j, most) > 2 * most):
         yield computed.pop(0)
 
 
-def _owned(plans: Sequence[Plan], indices: list[int]) -> int:
-    """The most elements that one rank owns in these rounds together."""
-    owned = Counter[int]()
+def _needed(plans: Sequence[Plan], computed: list[int], j: int, most: int) -> float:
+    """The most elements that a rank needs if round j is computed next.
+
+    The results of computed rounds are in the shards of their replica. Besides them, a rank needs
+    twice its matrices of round j. Later the results of one round arrive from other replicas.
+    """
+    S, held, own = plans[j].grid.S, _results(plans, computed), _results(plans, [j])
+    needed = [
+        held[owner // S] / S + max(2 * size, own[owner // S] / S + most)
+        for owner, size in plans[j].owned.items()
+    ]
+    return max(needed, default=0.0)
+
+
+def _results(plans: Sequence[Plan], indices: list[int]) -> Counter[int]:
+    """The elements of the results of these rounds in each replica."""
+    found = Counter[int]()
     for j in indices:
-        owned.update(plans[j].owned)
-    return max(owned.values(), default=0)
+        for owner, size in plans[j].owned.items():
+            found[owner // plans[j].grid.S] += size
+    return found
 
 
 @dataclass
