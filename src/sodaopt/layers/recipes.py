@@ -10,7 +10,6 @@ from sodaopt import geometry, zoo
 from sodaopt._errors import unknown
 from sodaopt._names import every_name, parse
 from sodaopt.core.method import Method
-from sodaopt.geometry import BiasRMS, Sign, Spectral
 from sodaopt.layers.roles import MATRICES, ROLES, family
 from sodaopt.schedules import Coef, uniform
 
@@ -34,11 +33,11 @@ def _layerwise(row: Callable[..., Method]) -> dict[str, Method]:
     row: a function (norm, radius) -> Method, such as zoo.scion.
     """
     return {
-        "embedding": row(Sign(geometry.one_hot), radius=1.0),
-        "hidden": row(Spectral(geometry.dense), radius=50.0),
-        "head": row(Sign(geometry.dense), radius=3000.0),
-        "depthwise": row(Sign(geometry.dense), radius=50.0),
-        "vector": row(BiasRMS(), radius=50.0),
+        "embedding": row(geometry.Sign(geometry.one_hot), radius=1.0),
+        "hidden": row(geometry.Spectral(geometry.dense), radius=50.0),
+        "head": row(geometry.Sign(geometry.dense), radius=3000.0),
+        "depthwise": row(geometry.Sign(geometry.dense), radius=50.0),
+        "vector": row(geometry.BiasRMS(), radius=50.0),
     }
 
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from sodaopt._errors import times
 from sodaopt.core.method import Method
-from sodaopt.geometry import Ball, BiasRMS, Geometry, Norm
-from sodaopt.geometry.views import elements, label, matrix, whole
+from sodaopt.geometry import Ball, BiasRMS, Geometry, Norm, views
 from sodaopt.schedules import Coef
 
 COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor")
@@ -126,8 +125,8 @@ def geometry_label(g: Geometry) -> str:
     norm: Any = getattr(g, "norm", g)  # a map without a norm has its own label
     is_scaled = isinstance(norm, Norm) and not isinstance(norm, BiasRMS)
     options = [norm.scale.__name__] if is_scaled else []
-    if getattr(norm, "view", matrix) not in (matrix, elements, whole):
-        options.append(label(norm.view))
+    if getattr(norm, "view", views.matrix) not in (views.matrix, views.elements, views.whole):
+        options.append(views.label(norm.view))
     text = type(norm).__name__ + (f"({', '.join(options)})" if options else "")
     return text if norm is g or isinstance(g, Ball) else f"{type(g).__name__} {text}"
 

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.parallel import sharded
-from sodaopt.schedules import Coef
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 
 
@@ -25,11 +24,11 @@ class _Averaged(Wrapper):
 
     _output = "x"
 
-    def _coefs(self) -> tuple[Coef, float, float]:
+    def _coefs(self) -> tuple[schedules.Coef, float, float]:
         """Return lam, lam_bar, and the weight decay at y. The base's own weight decay acts at z."""
         raise NotImplementedError
 
-    def _coef(self) -> Coef:
+    def _coef(self) -> schedules.Coef:
         return self._coefs()[0]
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
@@ -97,7 +96,7 @@ class ScheduleFree(_Averaged):
         self.weight_decay_at_y = number("weight_decay_at_y", weight_decay_at_y)
         super().__init__(base)
 
-    def _coefs(self) -> tuple[Coef, float, float]:
+    def _coefs(self) -> tuple[schedules.Coef, float, float]:
         lam = schedules.lr_weighted(self.r, self.weight_lr_power)
         return lam, 1 - self.beta, self.weight_decay_at_y
 
@@ -125,7 +124,7 @@ class GPA(_Averaged):
         self.lam, self.lam_bar = number("lam", lam, 1), number("lam_bar", lam_bar, 1)
         super().__init__(base)
 
-    def _coefs(self) -> tuple[Coef, float, float]:
+    def _coefs(self) -> tuple[schedules.Coef, float, float]:
         return self.lam, self.lam_bar, 0.0
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
-from sodaopt.schedules import Coef
 from sodaopt.wrappers import refusals
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import check_base
@@ -64,7 +63,7 @@ class LiveOptimizer(Optimizer):
     _output: ClassVar[str | None] = None
     """The name of the tensor that holds the method's output, if the parameter does not."""
 
-    def _coef(self) -> Coef:
+    def _coef(self) -> schedules.Coef:
         """The schedule of lam. Its memory is in the groups."""
         return 0.0
 

@@ -9,12 +9,10 @@ from torch.optim import Optimizer
 
 from sodaopt import anchors, schedules
 from sodaopt._errors import count, unknown
-from sodaopt.anchors import AnchorName, Source, inverse, pull_
 from sodaopt.backends import not_compiled
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.optimizer import SODA
 from sodaopt.core.validation import check_seed
-from sodaopt.schedules import Coef
 from sodaopt.wrappers import refusals
 from sodaopt.wrappers.base import GroupStep, Tensors, Wrapper
 from sodaopt.wrappers.known_bases import DECAYS, NON_READERS, check_base
@@ -58,8 +56,8 @@ class SODAWrapper(Wrapper):
         only: Iterable[Any] | Callable[[Tensor], bool] | None = None,
         start: int = 0,
         at_start: AtStart = "keep",
-        decay: Coef = schedules.uniform,
-        anchor: AnchorName | anchors.Anchor = "auto",
+        decay: schedules.Coef = schedules.uniform,
+        anchor: anchors.AnchorName | anchors.Anchor = "auto",
         seed: int = 0,
     ) -> None:
         if at_start not in get_args(AtStart):
@@ -103,7 +101,7 @@ class SODAWrapper(Wrapper):
         """Whether the base's update may depend on the weights, apart from a weight decay."""
         return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
 
-    def _coef(self) -> Coef:
+    def _coef(self) -> schedules.Coef:
         return self.decay
 
     # -- the pull -----------------------------------------------------------------------------
@@ -132,20 +130,20 @@ class SODAWrapper(Wrapper):
         step.write(self.seed, group["soda_k"])
         group["soda_dry"] = is_dry
 
-    def _pull(self, xs: list[Tensor], z0: list[Source], lam: float) -> Generator[None]:
+    def _pull(self, xs: list[Tensor], z0: list[anchors.Source], lam: float) -> Generator[None]:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
         if self._reads_weights or lam == 1:  # the base must see x, or the pull has no inverse
             pulls = [x.clone() for x in xs]
-            pull_(pulls, z0, lam)
+            anchors.pull_(pulls, z0, lam)
             torch._foreach_sub_(pulls, xs)
             yield
             torch._foreach_add_(xs, pulls)
         else:
-            pull_(xs, z0, lam)
+            anchors.pull_(xs, z0, lam)
             try:
                 yield
             except GeneratorExit:  # the base's step does not begin
-                pull_(xs, z0, inverse(lam))
+                anchors.pull_(xs, z0, anchors.inverse(lam))
                 raise
 
     def _is_dry(self, group: Group) -> bool:
