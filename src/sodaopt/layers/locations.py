@@ -137,8 +137,7 @@ class Location:
 
     def is_lora(self, factor: str) -> bool:
         """Whether this is the factor "a" or "b" of a low-rank adapter of peft or torchtune."""
-        pattern = rf"lora_(embedding_)?{factor}"
-        named = any(re.fullmatch(pattern, key, re.IGNORECASE) for key in self.keys)
+        named = any(re.fullmatch(rf"lora_(embedding_)?{factor}", key, re.I) for key in self.keys)
         return named and self.parameter.ndim > 1
 
 

@@ -87,13 +87,11 @@ class Plan:
             repeated.setdefault((name, shown), []).append(row)
         head, *lines = aligned([COLUMNS, *map(_cells, repeated.values())], RIGHT)
         rule = "-" * max(map(len, (head, *lines)))
-        return "\n".join([self.title, head, rule, *lines, rule, self._total(), *self.notes])
-
-    def _total(self) -> str:
-        frozen = sum(row.parameter.numel() for row in self.rows if row.method is None)
         numbers = sum(row.parameter.numel() for row in self.rows)
-        text = f"{len(self.rows)} parameters, {numbers:,} numbers"
-        return text + (f" ({frozen:,} of them frozen)" if frozen else "")
+        frozen = sum(row.parameter.numel() for row in self.rows if row.method is None)
+        total = f"{len(self.rows)} parameters, {numbers:,} numbers"
+        total += f" ({frozen:,} of them frozen)" if frozen else ""
+        return "\n".join([self.title, head, rule, *lines, rule, total, *self.notes])
 
     __str__ = table
 
