@@ -92,6 +92,7 @@ class Wrapper(Watched, LiveOptimizer):
         """The memory of the schedule at its step k. It is not advanced while k is negative."""
         k, coef = self._k(group), self._coef()
         past = {n: group[self._prefix + n] for n in schedules.start(coef)}
+        # a few bases have no lr
         return schedules.advance(coef, past, k, group.get("lr", 1.0)) if k >= 0 else past
 
     def _lam(self, group: Group, memory: dict[str, Any]) -> float:
@@ -99,8 +100,7 @@ class Wrapper(Watched, LiveOptimizer):
 
         memory: the memory of the schedule at that step.
         """
-        lr = group.get("lr", 1.0)  # a few bases have no lr
-        lam = schedules.value(self._coef(), self._k(group), lr, memory)
+        lam = schedules.value(self._coef(), self._k(group), group.get("lr", 1.0), memory)
         return lam.item() if isinstance(lam, Tensor) else lam
 
     # -- the step -----------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Wrapper(Watched, LiveOptimizer):
         return loss
 
     def _step(self) -> None:
-        steps = self._group_steps()
+        steps = list(self._group_steps())
         with ExitStack() as undo, ExitStack() as finish:
             arounds = [undo.enter_context(closing(self._step_group(step))) for step in steps]
             for around in arounds:
@@ -141,15 +141,14 @@ class Wrapper(Watched, LiveOptimizer):
         params, points = zip(*low, strict=True)
         return self._fp32_step.replaced(params, points, fp32_copies([p.grad for p in params]))
 
-    def _group_steps(self) -> list[GroupStep]:
-        """Return a `GroupStep` for each group in which a parameter has a gradient."""
-        steps, indices = [], count()
+    def _group_steps(self) -> Iterator[GroupStep]:
+        """Yield a `GroupStep` for each group in which a parameter has a gradient."""
+        indices = count()
         for group in self.base.param_groups:
             members = zip(group["params"], indices, strict=False)
             found = {j: p for p, j in members if p.grad is not None and p.numel()}
             if found:
-                steps.append(GroupStep(group, list(found), list(found.values())))
-        return steps
+                yield GroupStep(group, list(found), list(found.values()))
 
     def _step_group(self, step: GroupStep) -> Generator[None]:
         """Step one group: yield to the base's step, then store the wrapper's tensors and numbers.
