@@ -198,10 +198,9 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
         if (view := at.linear() or at.kernel())
     }
     single = {p: ats for p, ats in usage.locations.items() if _is_single(ats[0], bodies)}
-    largest = max((p.numel() for p in usage.tables), default=0)
-    vocabulary = {p.shape for p in usage.tables if p.numel() == largest}
+    vocabulary = max((p.shape for p in usage.tables), key=lambda s: s.numel(), default=None)
     known = usage.heads | usage.tables.keys() & frames.keys()
-    heads = known or {p for p in single if p.shape in vocabulary}
+    heads = known or {p for p in single if p.shape == vocabulary}
     heads = heads | _unread(frames, single, {p.shape[1] for p in heads})
     heads = heads or {p for p in [*frames][-1:] if p in single}
     inferred = [p for p in single if p in heads or _is_parallel(p, heads, usage.locations)]
