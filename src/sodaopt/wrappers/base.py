@@ -236,14 +236,11 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
     """
     tables: list[Any] = [base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks]
     tables += _global_hooks()
-    held = [(table, dict(table)) for table in tables if table]
-    try:
-        for table, _ in held:
+    with ExitStack() as restore:
+        for table in filter(len, tables):
+            restore.callback(table.update, dict(table))
             table.clear()
         yield
-    finally:
-        for table, hooks in held:
-            table.update(hooks)
 
 
 def _global_hooks() -> list[Any]:

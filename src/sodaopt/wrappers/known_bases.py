@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 from sodaopt.core.optimizer import SODA
 from sodaopt.wrappers import refusals
 
-NON_READERS = frozenset(
-    (resources.files("sodaopt.wrappers") / "non_readers.txt").read_text(encoding="utf-8").split()
-) | {"sodaopt.core.optimizer.SODA"}
+TABLE = resources.files("sodaopt.wrappers") / "non_readers.txt"
+NON_READERS = {"sodaopt.core.optimizer.SODA", *TABLE.read_text(encoding="utf-8").split()}
 """Optimizers whose update does not depend on the weights.
 
 For any other base the wrapper computes the pull before the step and adds it afterwards. That is

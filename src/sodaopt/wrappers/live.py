@@ -103,11 +103,10 @@ class LiveOptimizer(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group to the base."""
         self.base.add_param_group(param_group)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.base.param_groups.pop)
             self._check_groups(self.base.param_groups)
-        except ValueError:
-            self.base.param_groups.pop()  # restore the groups as they were
-            raise
+            undo.pop_all()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of the base's parameters."""
