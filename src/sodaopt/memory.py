@@ -89,7 +89,8 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
     >>> round(sodaopt.memory(model, opt).total() / weights, 1)  # two moments
     2.0
     """
-    has_stepped = _has_stepped(optimizer)
+    counts = [s.get("step") for s in optimizer.state.values() if isinstance(s, dict)]
+    has_stepped = any(c is None or float(c) > 0 for c in counts)
     states = optimizer.state if has_stepped else _predicted(optimizer)
     rows = []
     for name, p in model.named_parameters():
@@ -110,11 +111,6 @@ def _parts(t: Tensor) -> list[Tensor]:
     if not hasattr(t, "__tensor_flatten__"):
         return [t]
     return [part for name in t.__tensor_flatten__()[0] for part in _parts(getattr(t, name))]
-
-
-def _has_stepped(optimizer: Optimizer) -> bool:
-    counts = [s.get("step") for s in optimizer.state.values() if isinstance(s, dict)]
-    return any(c is None or float(c) > 0 for c in counts)
 
 
 def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
