@@ -44,9 +44,8 @@ class LiveOptimizer(Optimizer):
         check_base(base, type(self).__name__)
         self.base = base
         self._connect()
-        base.defaults.update(self._group_keys())  # for groups added later
-        for group in base.param_groups:
-            group.update(self._group_keys() | group)
+        for keys in (base.defaults, *base.param_groups):  # defaults are for groups added later
+            keys.update(self._group_keys() | keys)
         self._check_groups(base.param_groups)
         if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32

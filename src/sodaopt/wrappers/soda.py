@@ -120,11 +120,10 @@ class SODAWrapper(Wrapper):
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         group, is_dry = step.group, self._is_dry(step.group)
-        points = dict(zip(step.params, step.points, strict=True))
-        pulled = {p: points[p] for p in kept if p in points}
+        pulled = [(p, x) for p, x in zip(step.params, step.points, strict=True) if p in kept]
         if lam and pulled and not is_dry:
-            z0 = [self.anchor.source(p, kept[p]["z0"]) for p in pulled]
-            yield from self._pull(list(pulled.values()), z0, lam)
+            z0 = [self.anchor.source(p, kept[p]["z0"]) for p, _ in pulled]
+            yield from self._pull([x for _, x in pulled], z0, lam)
         else:
             yield
         step.write(self.seed, group["soda_k"])
