@@ -33,8 +33,6 @@ class LiveOptimizer(Optimizer):
 
     _prefix: ClassVar[str]
     base: Optimizer
-    _constructor_keys: ClassVar[tuple[str, ...]] = ()
-    """Group keys whose values come from the constructor, not from a checkpoint."""
 
     def __init_subclass__(cls) -> None:
         if "_prefix" in vars(cls):
@@ -72,7 +70,10 @@ class LiveOptimizer(Optimizer):
         return self._prefixed({"k": 0, **schedules.start(self._coef()), **mode})
 
     def _check_groups(self, groups: list[Group]) -> None:
-        """Raise if these groups, live or to be loaded, must not be wrapped."""
+        """Raise if these groups, live or to be loaded, must not be wrapped.
+
+        A subclass may set keys in them that do not come from a checkpoint.
+        """
 
     def _own(self, p: Tensor) -> dict[str, Tensor]:
         """The wrapper's tensors of p, without the prefix.
@@ -136,11 +137,8 @@ class LiveOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         refusals.check_writer(self, state_dict["param_groups"])
-        self._check_groups(self.base.param_groups)  # sets the keys of groups added to the base
-        groups = [self._group_keys() | g for g in state_dict["param_groups"]]
-        for group, current in zip(groups, self.base.param_groups, strict=True):
-            group |= {k: current[k] for k in self._constructor_keys}
         # everything is checked and copied before anything is changed
+        groups = [self._group_keys() | g for g in state_dict["param_groups"]]
         self._check_groups(groups)
         state, restored = dict(state_dict["state"]), {}
         for n, p in self._numbered(state_dict):

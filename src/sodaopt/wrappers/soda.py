@@ -47,7 +47,6 @@ class SODAWrapper(Wrapper):
     """
 
     _prefix = "soda_"
-    _constructor_keys = ("soda_only",)
 
     def __init__(
         self,
@@ -90,9 +89,10 @@ class SODAWrapper(Wrapper):
         return super()._group_keys() | {"soda_dry": False}
 
     def _check_groups(self, groups: list[Group]) -> None:
-        for j, group in enumerate(groups):
-            if "soda_only" not in group:  # the group was added
-                group["soda_only"] = self._selected(group["params"])
+        for j, (group, live) in enumerate(zip(groups, self.base.param_groups, strict=True)):
+            if "soda_only" not in live:  # the group was added
+                live["soda_only"] = self._selected(live["params"])
+            group["soda_only"] = live["soda_only"]  # not the one of a checkpoint
             if group["soda_only"]:
                 _check_decay(self.base, group, j)
 
