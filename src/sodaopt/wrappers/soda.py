@@ -68,7 +68,8 @@ class SODAWrapper(Wrapper):
         if at_start == "reanchor" and not self.anchor.writable:
             raise ValueError("at_start='reanchor' cannot replace this z0: use anchor='clone'")
         check_base(base, "SODAWrapper")
-        self.only = None if only is None else _predicate(base, only)
+        refusals.check_only(only)
+        self.only = only if only is None or callable(only) else _listed(base, only)
         if not any(self._selected(group["params"]) for group in base.param_groups):
             raise ValueError("only= selects no parameter of the base optimizer")
         with refusals.explained(decay):  # raise now if lam is out of range
@@ -194,11 +195,8 @@ class SODAWrapper(Wrapper):
         return {"k": group["soda_k"]}
 
 
-def _predicate(base: Optimizer, only: Any) -> Callable[[Tensor], bool]:
-    """Return only= as a function of a parameter that returns whether to pull it."""
-    refusals.check_only(only)
-    if callable(only):
-        return only  # type: ignore[no-any-return]
+def _listed(base: Optimizer, only: Iterable[Any]) -> Callable[[Tensor], bool]:
+    """Return a function of a parameter that returns whether only= lists it."""
     entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
     chosen = {p for entry in entries for p in entry}
     if chosen - {p for g in base.param_groups for p in g["params"]}:
