@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Elsewhere(Anchor):
     True
     """
 
-    writable: ClassVar[bool] = False
+    writable = False
 
     def __init__(self, model: nn.Module, entries: Mapping[str, Any]) -> None:
         self.model, self.entries = model, entries

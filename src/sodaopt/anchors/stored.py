@@ -1,7 +1,6 @@
 """Anchors that keep z0 in the optimizer's state, or as one number."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ class Anchor:
     True
     """
 
-    writable: ClassVar[bool] = True
+    writable = True
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         """Return the tensor to keep in the state if z0 is the present value of p.
