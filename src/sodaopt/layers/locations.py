@@ -12,9 +12,6 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import ParametrizationList
 
 from sodaopt._errors import times
 from sodaopt.anchors.init import CONVS
@@ -22,7 +19,7 @@ from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transpos
 
 # Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-PARALLEL = (nn.DataParallel, DistributedDataParallel)
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +183,7 @@ def _at_layer(at: Location) -> Location:
 
     The length in weight_norm gets a name of its own, because it is not the weight.
     """
-    if isinstance(at.module, ParametrizationList):
+    if isinstance(at.module, nn.utils.parametrize.ParametrizationList):
         own = at.keys[-2] + "_g" * (at.attribute == "original0")
         return replace(at, modules=at.modules[:-2], keys=(*at.keys[:-3], own))
     if at.attribute in ("weight_v", "weight_orig"):
@@ -196,7 +193,7 @@ def _at_layer(at: Location) -> Location:
 
 def _refuse_unshaped(at: Location) -> None:
     """Refuse a parameter that does not have the shape of its layer."""
-    if is_lazy(at.parameter):
+    if nn.parameter.is_lazy(at.parameter):
         raise ValueError(f"{at.name} has no shape yet. Run the model once first.")
     layer = at.linear() or at.kernel() or at.is_table()
     if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):

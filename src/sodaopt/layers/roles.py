@@ -163,9 +163,8 @@ def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter])
     pretrained = imported("transformers.modeling_utils", "PreTrainedModel")
     models: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
     tables = {p: ats for p, ats in locations.items() if any(at.is_table() for at in ats)}
-    usage = Usage(locations, tables, heads)
+    usage = Usage(locations, tables, heads or _declared(models, locations))
     if not heads:
-        usage.heads = _declared(models, locations)
         # A model that is its own base model has no head, unless it holds others: CLIP holds two.
         own = [m for m in models if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
         bodies = {m.base_model for m in models if m.base_model is not m or m in own}
