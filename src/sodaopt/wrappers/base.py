@@ -116,13 +116,8 @@ class Wrapper(Watched, LiveOptimizer):
         if not all(g.get(self._prefix + "train_mode", True) for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
         _check_capture(self)
-        with _ctrl_c_waits():
-            self._step()
-        return loss
-
-    def _step(self) -> None:
         steps = list(self._group_steps())
-        with ExitStack() as undo, ExitStack() as finish:
+        with _ctrl_c_waits(), ExitStack() as undo, ExitStack() as finish:
             arounds = [undo.enter_context(closing(self._step_group(step))) for step in steps]
             for around in arounds:
                 next(around)
@@ -132,6 +127,7 @@ class Wrapper(Watched, LiveOptimizer):
                 self.base.step()  # the closure has run, and some bases take none
             for step in steps:
                 step.completed = True
+        return loss
 
     def _in_fp32(self, steps: list[GroupStep]) -> AbstractContextManager[None]:
         """Return a context in which the base steps fp32 copies of the 16-bit parameters."""
