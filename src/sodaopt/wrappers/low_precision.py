@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from sodaopt.backends import not_compiled
 from sodaopt.core.optimizer import SODA
@@ -34,7 +33,7 @@ class Fp32Step:
 
     def __init__(self, base: Optimizer, wrapper: str) -> None:
         self.base, self.wrapper = base, wrapper
-        self.kept: Any = WeakTensorKeyDictionary()  # the copy of each parameter
+        self.kept: Any = torch.utils.weak.WeakTensorKeyDictionary()  # the copy of each parameter
 
     @contextmanager
     def replaced(
