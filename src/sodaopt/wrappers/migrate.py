@@ -12,7 +12,6 @@ weights (`anchors.FromFile`).
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -93,7 +92,6 @@ def _regrouped(saved: list[Group], live: list[Group], model: nn.Module | None) -
     return [{"params": [numbers[name] for name in names]} for names in ours]
 
 
-@torch.no_grad()
 def export(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the model's state dict with the method's output x as the weights, copied to the CPU.
 
