@@ -7,6 +7,7 @@ prefix. One flat state dict holds everything, and a checkpoint of the bare base 
 
 from collections import OrderedDict
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
@@ -23,9 +24,7 @@ Group: TypeAlias = dict[str, Any]
 
 def _of_base(name: str) -> Any:
     """Return a property that reads and writes this attribute of the base."""
-    return property(
-        lambda self: getattr(self.base, name), lambda self, v: setattr(self.base, name, v)
-    )
+    return property(attrgetter(f"base.{name}"), lambda self, v: setattr(self.base, name, v))
 
 
 class LiveOptimizer(Optimizer):
