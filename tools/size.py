@@ -30,10 +30,12 @@ LATER = {
         "parallel/exchange.py",
         "parallel/stages.py",
         "parallel/agree.py",
-        "parallel/layout.py: boxes Grid Kind Param Job Piece Plan deal located is_in_order Balance"
-        " _owners _piece _flops _jobs _within _size",
+        "parallel/deal.py",
+        "parallel/order.py",
+        "parallel/layout.py: boxes Grid Kind Param Task Piece Round located is_in_order _piece"
+        " _flops _tasks _within _size",
         "core/together.py",
-        "core/validation.py: check_comm_dtype",
+        "core/validation.py: check_sharing",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
         "geometry/norms.py: _batch _is_beside _Lengths.units _Lengths.needs_matrices"

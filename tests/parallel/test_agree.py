@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from sodaopt import SODA, SODAWrapper, zoo
+from sodaopt.core import together
 from sodaopt.geometry import Ball, Spectral
 from sodaopt.parallel import agree, stages
 from tests.parallel.test_exchange import everybody, placed
@@ -173,6 +174,19 @@ def two_meshes() -> None:
     opt.step()
 
 
+def outside_the_mesh() -> None:
+    """A rank that is not in the mesh of a parameter has no part of it."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    p = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+    p.grad = torch.ones_like(p)
+    opt = SODA([p], 0.1, zoo.muon())
+    if dist.get_rank() < 2:
+        opt.step()
+    else:
+        with pytest.raises(ValueError, match="4x4 is on a mesh without this rank"):
+            opt.step()
+
+
 def other_default_device(parallelism: str) -> None:
     """The comparison is on the host, whatever torch's default device is."""
     opt = optimizer(parallelism)
@@ -210,8 +224,7 @@ def captured(parallelism: str) -> None:
     """A graph would repeat one step count, and does not contain the comparison on the host."""
     opt = optimizer(parallelism)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patch.setattr(together, "_is_captured", lambda opt: True)
         with pytest.raises(RuntimeError, match="cannot capture a step in which ranks share"):
             opt.step()
     opt.step()
@@ -272,6 +285,7 @@ CHECKS: dict[str, Check] = (
             partial(in_pairs, stopped, "at first", "did not call step")
         ),
         "two meshes": bind(two_meshes),
+        "outside the mesh": bind(outside_the_mesh),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),
         "added-fsdp": bind(partial(added, "fsdp")),

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sodaopt import SODA, cli, param_groups
 from sodaopt.lab import cluster
 from sodaopt.lab.decoders import CONFIGS, Config, Decoder, decoder
+from sodaopt.lab.placements import cut_by_layers, cut_by_rows
 from sodaopt.parallel.layout import Grid, Placement
 from sodaopt.parallel.stages import BUCKET
 from tests.parallel.test_exchange import counted
@@ -29,6 +30,7 @@ LAYOUTS = {
     "fsdp 2": (1, 2),
     "fsdp 4": (1, 4),
     "hsdp 2 x 2": (2, 2),
+    "fsdp 2 x tp 2": (1, 4),
     "ddp 2": (2, 1),
     "ddp 4": (4, 1),
 }
@@ -43,12 +45,23 @@ def mesh_of(R: int, S: int) -> Any:
     return MESHES[R, S]
 
 
+def placements(placement: Placement) -> list[Any]:
+    """torch's placements. A dimension of the mesh that cuts after a later one is strided."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    cuts: list[Any] = [Replicate() if c is None else Shard(c) for c in placement.cuts]
+    if placement.order == (1, 0):
+        cuts[0] = _StridedShard(placement.cuts[0], split_factor=placement.mesh[1])
+    return cuts
+
+
 def as_predicted(model: str, recipe: str, layout: str) -> None:
     """State, bytes and products of a real step."""
-    from torch.distributed.tensor import Replicate, Shard
-
     R, S = LAYOUTS[layout]
-    mesh = mesh_of(R, S)
+    is_tp = layout == "fsdp 2 x tp 2"
+    mesh = mesh_of(2, 2) if is_tp else mesh_of(R, S)
+    place = cut_by_layers(2, 2) if is_tp else cut_by_rows(R, S)
     if dist.get_rank() >= R * S:
         return
     torch.manual_seed(0)
@@ -56,8 +69,10 @@ def as_predicted(model: str, recipe: str, layout: str) -> None:
     groups = param_groups(whole, recipe)
     if S > 1:
         for group in groups:
-            place = partial(cut, mesh=mesh, placements=[Replicate(), Shard(0)])
-            group["params"] = [(n, nn.Parameter(place(p.detach()))) for n, p in group["params"]]
+            group["params"] = [
+                (n, nn.Parameter(cut(p.detach(), mesh, placements(place(n, tuple(p.shape))))))
+                for n, p in group["params"]
+            ]
     opt = SODA(groups, 0.01, process_group=mesh.get_group(0) if S == 1 else None)
     for group in opt.param_groups:
         for p in group["params"]:
@@ -65,9 +80,9 @@ def as_predicted(model: str, recipe: str, layout: str) -> None:
     with counted() as log, FlopCounterMode(display=False) as flops:
         opt.step()
 
-    grid = Grid(R, S, *divmod(dist.get_rank(), S))
-    placement = Placement((R, S), (None, 0), (0, 1))
-    wanted = cluster.counts(SODA(param_groups(whole, recipe), 0.01), placement, grid)
+    rank = dist.get_rank()
+    grid, at = Grid(R, S, *divmod(rank, S)), divmod(rank, mesh.shape[1])
+    wanted = cluster.counts(SODA(param_groups(whole, recipe), 0.01), place, grid, at)
     assert log.received == wanted.shards + wanted.replicas
     assert flops.get_total_flops() == wanted.flops
     assert flops.get_total_flops() <= wanted.busiest
@@ -116,9 +131,8 @@ def test_the_rounds_of_large_models_need_one_bucket_and_the_largest_matrix(
 ) -> None:
     opt = SODA(param_groups(decoder(model), "muon"), 1.0)
     for r, s in ((0, 0), (R - 1, S - 1), (R // 2, 0)):
-        placement, grid = Placement((R, S), (None, 0), (0, 1)), Grid(R, S, r, s)
-        found = cluster.counts(opt, placement, grid)
-        largest = max(plan.largest for plan in found.plans)
+        found = cluster.counts(opt, cut_by_rows(R, S), Grid(R, S, r, s), (r, s))
+        largest = max(round_.largest for round_ in found.rounds)
         assert found.temporary <= 4 * (max(BUCKET, largest) + largest)
 
 

@@ -1,5 +1,5 @@
 """Four ranks share the work of a step: as one process computes it, each matrix once, and with the
-bytes that the plan says."""
+bytes that the rounds say."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -114,13 +114,13 @@ def run(
 
 @dataclass
 class Log:
-    """The collectives and polar factors of this rank, and the plans of its rounds."""
+    """The collectives and polar factors of this rank, and its rounds."""
 
     events: list[str] = field(default_factory=list)
     received: int = 0
     factors: int = 0
     flops: list[int] = field(default_factory=list)
-    plans: list[Any] = field(default_factory=list)
+    rounds: list[Any] = field(default_factory=list)
 
     def polar(self, X: Tensor) -> Tensor:
         self.events.append("compute")
@@ -199,9 +199,9 @@ def counted() -> Iterator[Log]:
         return reduce(x, *args, **more)
 
     def deal_(*args: Any) -> Any:
-        plans = deal(*args)
-        log.plans += plans
-        return plans
+        rounds = deal(*args)
+        log.rounds += rounds
+        return rounds
 
     patch.setattr(dist, "all_to_all_single", all_to_all_)
     patch.setattr(dist, GATHER, gather_)
@@ -233,14 +233,14 @@ def as_alone(parallelism: str, name: str) -> None:
 
 
 def shared_work(parallelism: str, dtype: Any) -> None:
-    """Each factor is computed once, by its owner; bytes and work are those of the plan."""
+    """Each factor is computed once, by its owner; bytes and work are those of the rounds."""
     shapes = [(9, 6), (6, 9), (4, 4), (4, 4), (5, 3, 2), (3, 7)] * 3
     with counted() as log:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         ours = run(method, parallelism, 1, shapes, torch.float32, comm_dtype=dtype)
     itemsize = (dtype or torch.float32).itemsize
-    assert log.received == sum(sum(elements_received(p)) for p in log.plans) * itemsize
-    assert log.factors == sum(len(plan.mine) for plan in log.plans)
+    assert log.received == sum(sum(elements_received(p)) for p in log.rounds) * itemsize
+    assert log.factors == sum(len(round_.mine) for round_ in log.rounds)
     every = everybody(log)
     flops = [n for other in every for n in other.flops]
     assert sum(other.factors for other in every) == sum(s[0] if len(s) == 3 else 1 for s in shapes)
@@ -303,7 +303,7 @@ def peak(layout: str, limit: int, number: int, **options: Any) -> float:
     limit: elements of a round, over those of a matrix. 0 makes all matrices large.
     """
     needed, log = memory_of(layout, limit * 32 * 32, [(32, 32)] * number, **options)
-    predicted = elements_under_way(log.plans)
+    predicted = elements_under_way(log.rounds)
     m_bar = limit if options else 0
     assert needed <= 4 * predicted + 4 * 32 * 32 * m_bar + 100
     assert options or needed >= 4 * predicted
@@ -336,11 +336,11 @@ def one_bucket(layout: str) -> None:
             (0, {}), (256, {}), (0, {"alpha_bar": 0.5}), (0, {"dtype": torch.float16}),
         ):  # fmt: skip
             needed, log = memory_of(layout, limit, shapes, **options)
-            large = [p for p in log.plans if p.is_large]
+            large = [p for p in log.rounds if p.is_large]
             # of an uneven matrix, the first ranks have more than their share
             matrices = [p.size for p in large if all(len(shapes[j]) == 2 for j in p.params)]
             stacks = [p.size for p in large if any(len(shapes[j]) == 3 for j in p.params)]
-            largest = max(matrices + [p.largest for p in log.plans])
+            largest = max(matrices + [p.largest for p in log.rounds])
             bucket = max(
                 [8 * limit, largest, *((2 + ("alpha_bar" in options)) * n for n in stacks)]
             )
@@ -361,7 +361,7 @@ def shared_factors(parallelism: str) -> None:
     with counted() as log:
         roots = log.roots(zoo.shampoo().geometry)
         ours = run(replace(zoo.shampoo(), geometry=roots), parallelism, 2, shapes)
-    assert log.received == sum(sum(elements_received(p)) for p in log.plans) * 8
+    assert log.received == sum(sum(elements_received(p)) for p in log.rounds) * 8
     assert sum(other.factors for other in everybody(log)) == 2 * 2 * len(shapes)
     assert gap(ours, run(zoo.shampoo(), None, 2, shapes)) <= tolerance("shampoo")
 

@@ -1,4 +1,4 @@
-"""The plan on the host: every entry of every matrix travels once, and ranks have even work."""
+"""The rounds on the host: every entry of every matrix travels once, and ranks have even work."""
 
 import math
 from collections import Counter
@@ -11,8 +11,9 @@ import torch
 from sodaopt.geometry.views import Frame, conv, grouped, heads, matrix, split, transposed, whole
 from sodaopt.lab.cluster import elements_received, elements_under_way
 from sodaopt.parallel import layout
-from sodaopt.parallel.layout import Grid, Param, Placement, boxes, deal
-from sodaopt.parallel.stages import schedule
+from sodaopt.parallel.deal import deal
+from sodaopt.parallel.layout import Grid, Param, Placement, boxes
+from sodaopt.parallel.order import ordered
 from tools import scaling
 
 VIEWS = {
@@ -41,8 +42,8 @@ PLACEMENTS = {  # each on R x S ranks
 MIXED = [VIEWS[name] for name in ("matrix", "experts", "fused", "few experts", "matrix", "kernel")]
 
 
-def plans(params: list, placement: Placement, R: int, S: int, limit: int = 40) -> dict:
-    """The plans of each rank. A vector is not cut by a second dimension."""
+def rounds(params: list, placement: Placement, R: int, S: int, limit: int = 40) -> dict:
+    """The rounds of each rank. A vector is not cut by a second dimension."""
 
     def fitted(shape: tuple[int, ...]) -> Placement:
         cuts = tuple(c if c is None or c < len(shape) else 0 for c in placement.cuts)
@@ -54,8 +55,8 @@ def plans(params: list, placement: Placement, R: int, S: int, limit: int = 40) -
 
 
 def totals(every: dict, S: int) -> list[int]:
-    """The work of each rank. All ranks have the same plans."""
-    first, *others = [[plan.work for plan in of] for of in every.values()]
+    """The work of each rank. All ranks have the same rounds."""
+    first, *others = [[round_.work for round_ in of] for of in every.values()]
     assert all(work == first for work in others)
     work = sum(first, Counter())
     return [work[r * S + s] for r, s in every]
@@ -79,7 +80,7 @@ def test_every_entry_travels_once(name: str) -> None:
     """Rank (r, s) sends to (r, t) as many entries as that one expects, in the same order, and each
     entry of a shard comes back from one replica."""
     placement, R, S = PLACEMENTS[name]
-    every = plans(MIXED, placement, R, S)
+    every = rounds(MIXED, placement, R, S)
     for number in range(len(every[0, 0])):
         for (r, s), t in product(every, range(S)):
             sent = [p.size for p in every[r, s][number].held[r] if p.shard == t]
@@ -87,12 +88,12 @@ def test_every_entry_travels_once(name: str) -> None:
             assert sent == expected
     for (_, s), of in every.items():
         seen = {}
-        for plan in of:
-            for n, j in enumerate(plan.params):
+        for round_ in of:
+            for n, j in enumerate(round_.params):
                 seen[j] = torch.zeros([len(axis) for axis in boxes(MIXED[j][1], placement)[s]])
-                assert seen[j].shape == plan.shapes[n]
-            for piece in (p for row in plan.held for p in row):
-                seen[plan.params[piece.tensor]][piece.at] += 1
+                assert seen[j].shape == round_.shapes[n]
+            for piece in (p for row in round_.held for p in row):
+                seen[round_.params[piece.tensor]][piece.at] += 1
         assert sorted(seen) == list(range(len(MIXED)))
         assert all(bool((t == 1).all()) for t in seen.values())
 
@@ -103,12 +104,12 @@ def test_work_is_even(name: str, limit: int) -> None:
     """No rank has more than its share and one matrix, also of stacks that divide unevenly."""
     placement, R, S = PLACEMENTS[name]
     params = [(matrix, (9, 6, 5)), (matrix, (10, 5, 4)), *MIXED, *MIXED, VIEWS["one row"]]
-    every = plans(params, placement, R, S, limit)
+    every = rounds(params, placement, R, S, limit)
     work = totals(every, S)
     largest = max(flops(shape, view) for view, shape in params)
     assert max(work) <= sum(work) / len(work) + largest
     for of, expected in zip(every.values(), work, strict=True):
-        mine = [plan.frames[n] for plan in of for n, _ in plan.mine]
+        mine = [round_.frames[n] for round_ in of for n, _ in round_.mine]
         assert sum(layout._flops(f.o, f.i * f.taps) for f in mine) == expected
 
 
@@ -119,31 +120,31 @@ def flops(shape: tuple[int, ...], view: Any) -> int:
 
 def test_experts_stay_with_their_ranks() -> None:
     placement, R, S = PLACEMENTS["fsdp"]
-    for (plan,) in plans([VIEWS["experts"]], placement, R, S).values():
-        assert not plan.travels
-        assert (len(plan.mine), elements_received(plan)) == (2, (0, 0))
+    for (round_,) in rounds([VIEWS["experts"]], placement, R, S).values():
+        assert not round_.travels
+        assert (len(round_.mine), elements_received(round_)) == (2, (0, 0))
 
 
 def test_experts_beyond_the_mean_work_travel() -> None:
     """Nine experts on four ranks are 3 + 3 + 3 + 0. The last rank gets two of them."""
     placement, R, S = PLACEMENTS["fsdp"]
-    every = plans([(matrix, (9, 3, 2))], placement, R, S)
-    assert sorted(len(plan.mine) for (plan,) in every.values()) == [2, 2, 2, 3]
-    assert [elements_received(plan)[0] // 6 for (plan,) in every.values()].count(2) == 1
+    every = rounds([(matrix, (9, 3, 2))], placement, R, S)
+    assert sorted(len(round_.mine) for (round_,) in every.values()) == [2, 2, 2, 3]
+    assert [elements_received(round_)[0] // 6 for (round_,) in every.values()].count(2) == 1
 
 
 def test_parameters_with_and_without_matrices_are_in_different_rounds() -> None:
     """The results of a round belong to all of its parameters, or there are none."""
     whole_ = Placement((), (), ())
     both = (Param(0, (6, 4), whole_, (((6, 4), matrix((6, 4))),)), Param(0, (5, 4), whole_, ()))
-    assert [plan.params for plan in deal(Grid(2, 1, 0, 0), both, 1 << 20)] == [[0], [1]]
+    assert [round_.params for round_ in deal(Grid(2, 1, 0, 0), both, 1 << 20)] == [[0], [1]]
 
 
 def test_other_matrices_fill_the_gaps_that_experts_leave() -> None:
     """Ten experts on four ranks are 3 + 3 + 3 + 1."""
     placement, R, S = PLACEMENTS["fsdp"]
     params = [(matrix, (4, 4)), (matrix, (10, 4, 4)), (matrix, (4, 4))]
-    assert totals(plans(params, placement, R, S), S) == [3 * 192] * 4
+    assert totals(rounds(params, placement, R, S), S) == [3 * 192] * 4
 
 
 @pytest.mark.parametrize("limit", [1, 100, 3000])
@@ -156,13 +157,13 @@ def test_rounds_are_bounded(name: str, limit: int) -> None:
     placement, R, S = PLACEMENTS[name]
     shapes = [(8, 6), (24, 12), (40, 12, 4), (16, 24, 3, 3)] * 40
     params = [(conv if len(shape) == 4 else matrix, shape) for shape in shapes]
-    for of in plans(params, placement, R, S, limit).values():
-        assert sorted(j for plan in of for j in plan.params) == list(range(len(shapes)))
-        for plan in of:
-            uneven = 0 if all(shapes[j][0] % S == 0 for j in plan.params) else 2 * plan.largest
-            assert plan.size <= max(limit, plan.largest, uneven) or len(plan.params) == 1
-            assert sum(math.prod(shape) for _, shape in plan.mine) <= plan.size
-            assert sum(plan.parts) <= plan.size
+    for of in rounds(params, placement, R, S, limit).values():
+        assert sorted(j for round_ in of for j in round_.params) == list(range(len(shapes)))
+        for round_ in of:
+            uneven = 0 if all(shapes[j][0] % S == 0 for j in round_.params) else 2 * round_.largest
+            assert round_.size <= max(limit, round_.largest, uneven) or len(round_.params) == 1
+            assert sum(math.prod(shape) for _, shape in round_.mine) <= round_.size
+            assert sum(round_.parts) <= round_.size
 
 
 @pytest.mark.parametrize("limit", [24, 48, 400])
@@ -173,7 +174,7 @@ def test_memory_depends_neither_on_the_number_of_parameters_nor_on_replicas(
     """Eight rounds, or two matrices if they are larger than a round."""
     placement, R, S = PLACEMENTS[name]
     for number in (200, 400):
-        for of in plans([(matrix, (8, 6))] * number, placement, R, S, limit).values():
+        for of in rounds([(matrix, (8, 6))] * number, placement, R, S, limit).values():
             assert elements_under_way(of) <= max(8 * limit, 2 * 48) * 1.05
     if S == 1:
         for replicas in (2, 8, 64):
@@ -191,7 +192,7 @@ def test_every_replica_computes_before_results_are_spread(R: int, limit: int) ->
     placement = Placement((R, 2), (None, 0), (0, 1))
     entry = Param(0, (8, 6), placement, (((8, 6), matrix((8, 6))),))
     of = deal(Grid(R, 2, 0, 0), (entry,) * 64, limit)
-    order = list(schedule(of))
+    order = list(ordered(of))
     before = order[: next(n for n, (stage, _) in enumerate(order) if stage == "spread")]
     owners = {rank // 2 for stage, j in before if stage == "compute" for rank in of[j].work}
     assert owners == set(range(R))

@@ -4,6 +4,7 @@ matrices to itself. Over gloo, two ranks broadcast from one GPU."""
 import os
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def test_the_dtype_is_checked() -> None:
         SODA([nn.Parameter(torch.ones(2, 2))], 1.0, zoo.muon(), comm_dtype=torch.float64)
 
 
+def test_a_mesh_is_not_a_process_group() -> None:
+    mesh: Any = SimpleNamespace(get_group=None)
+    with pytest.raises(TypeError, match=r"pass mesh.get_group\(\)"):
+        SODA([nn.Parameter(torch.ones(2, 2))], 1.0, zoo.muon(), process_group=mesh)
+
+
 def one_rank(backend: str, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
@@ -84,7 +91,7 @@ def replica(rank: int, device: str, store: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
     patch = pytest.MonkeyPatch()
-    patch.setattr(layout.Plan, "is_even", False)  # gloo has broadcasts alone on a GPU
+    patch.setattr(layout.Round, "is_even", False)  # gloo has broadcasts alone on a GPU
     alone = run(device, None)
     for most in (1, stages.ROUND):  # one matrix at a time, and all of them
         patch.setattr(stages, "ROUND", most)

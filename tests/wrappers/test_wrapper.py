@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ from sodaopt import (
     zoo,
 )
 from sodaopt.theory.weights import weights as weights_of
+from sodaopt.wrappers.base import GroupStep, _check_capture
 from sodaopt.wrappers.known_bases import NON_READERS
 from sodaopt.wrappers.low_precision import fp32_copies
 from tests.support.reference import rounded
@@ -1300,9 +1302,10 @@ def test_an_averaging_row_is_refused() -> None:
 @pytest.mark.parametrize("wrap", [SODAWrapper, GPA])
 def test_a_wrapper_is_not_captured(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph would replay the pull of one step, because k is on the host."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     opt = wrap(adamw(weights := network()))
-    for name in ("is_initialized", "is_current_stream_capturing"):
-        monkeypatch.setattr(torch.cuda, name, lambda: True)
     backward(weights)
+    opt.step()  # a CPU step does not ask
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
     with pytest.raises(RuntimeError, match=r"CUDA graph of .*capturable=True"):
-        opt.step()
+        _check_capture(opt, [GroupStep({}, [0], [on_gpu])])

@@ -66,7 +66,8 @@ class SODA(StatefulOptimizer):
     seed: selects the random bits of stochastic rounding.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
-    share the work of spectral maps. None: every rank computes all. DTensors use their mesh.
+    share the work of spectral maps. None: every rank computes all. DTensors use their mesh. A copy
+    of the optimizer, or one that was pickled, has neither process_group nor comm_dtype.
     comm_dtype: the dtype in which matrices travel between ranks. None is fp32, or float64 for
     parameters in float64. torch.float16 and torch.bfloat16 halve the bytes, and fp16 is more exact.
     """
@@ -86,7 +87,8 @@ class SODA(StatefulOptimizer):
         process_group: Any = None,
         comm_dtype: torch.dtype | None = None,
     ) -> None:
-        self._sharing = Sharing(process_group, validation.check_comm_dtype(comm_dtype))
+        validation.check_sharing(process_group, comm_dtype)
+        self._sharing = Sharing(process_group, comm_dtype)
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         self.capturable = capturable
@@ -142,11 +144,8 @@ class SODA(StatefulOptimizer):
     @backends.not_compiled  # a traced step would freeze k, which the host reads
     def _step_now(self) -> None:
         self._check_groups()
-        if shared := together.shared(self):
-            together.step(self, shared)
-        else:
-            for bucket in self._repeated():
-                self._step_bucket(bucket)
+        for bucket in self._repeated():
+            self._step_bucket(bucket)
 
     def _step_bucket(self, b: Bucket) -> None:
         device = b.params[0].device.type
@@ -168,14 +167,16 @@ class SODA(StatefulOptimizer):
     def _repeated(self) -> Iterator[Bucket]:
         """Yield the buckets of the last step if their signature is the same, else make them.
 
-        Buckets are kept only after all of them have been stepped. So after a step that failed, the
-        next step makes them again.
+        If ranks share parameters, they take the whole step together. Buckets are kept only after
+        all of them have been stepped. So after a step that failed, the next step makes them again.
         """
         kept, self._kept = self._kept, None
         if kept is not None and kept[0] == self._signature():
             for b in kept[1]:
                 self._prepare(b)
             yield from kept[1]
+        elif shared := together.shared(self):
+            together.step(self, shared)
         else:
             buckets = self._buckets()
             yield from buckets
@@ -255,7 +256,8 @@ class SODA(StatefulOptimizer):
             method=self.methods[group["method"]], params=params, indices=indices, z0=z0,
             is_sharded=is_sharded, ranks=ranks, kernel=kernel,
         )  # fmt: skip
-        b.run = next(step for step in STEPS if step.wants(b)).plan(b)
+        if ranks is None:  # `together` steps the other buckets
+            b.run = next(step for step in STEPS if step.wants(b)).plan(b)
         self._prepare(b)
         return b
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, finish, inputs
 from sodaopt.core.validation import labels
-from sodaopt.parallel import stages
 from sodaopt.parallel.agree import Failure, agree, partners
 from sodaopt.parallel.exchange import Shards
+from sodaopt.parallel.order import ordered
 from sodaopt.parallel.stages import Exchange
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def shared(opt: SODA) -> Shared:
 
 def step(opt: SODA, shared: Shared) -> None:
     """Take a step. All ranks raise the same error if they differ, or if one of them fails."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if _is_captured(opt):
         raise RuntimeError(
             "a CUDA graph cannot capture a step in which ranks share matrices, because the ranks "
             "compare their steps on the host: call step() outside the graph"
@@ -62,6 +62,12 @@ def step(opt: SODA, shared: Shared) -> None:
             sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
     _step_shared(opt, [b for b in buckets if b.ranks is not None])
     _compare(opt, shared, lambda ranks: None, lambda ranks: [])
+
+
+def _is_captured(opt: SODA) -> bool:
+    """Whether a CUDA graph captures the step. Only optimizers on a GPU ask."""
+    params = [p for group in opt.param_groups for p in group["params"]]
+    return params[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _compare(
@@ -95,7 +101,7 @@ def _step_shared(opt: SODA, buckets: list[Bucket]) -> None:
         by_key.setdefault(b.ranks, []).append(b)
     for members in by_key.values():
         parts = _cut(opt, members)
-        for stage, j in stages.schedule([exchange.plan for _, exchange in parts]):
+        for stage, j in ordered([exchange.round for _, exchange in parts]):
             b, exchange = parts[j]
             if stage == "send":
                 opt._sharing.attempt(partial(dual_average, b), lambda: None, b.params)
@@ -109,15 +115,15 @@ def _cut(opt: SODA, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange]]:
     every = [(n, b, j) for n, b in enumerate(buckets) for j in range(len(b.params))]
     tensors = [b.method.geometry.exchanged(tuple(b.shapes[j])) for _, b, j in every]
     all_shards, found = Shards(opt._sharing, [b.params[j] for _, b, j in every]), []
-    for plan in all_shards.deal([n for n, *_ in every], tensors):
-        b, positions = buckets[plan.kind.number], [every[e][2] for e in plan.params]
+    for round_ in all_shards.deal([n for n, *_ in every], tensors):
+        b, positions = buckets[round_.kind.number], [every[e][2] for e in round_.params]
         names = "params", "shapes", "state", "indices", "z0"
         own: dict[str, Any] = {name: [getattr(b, name)[j] for j in positions] for name in names}
         part, geometry = Shards(opt._sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None
         b = replace(b, run=finish, shards=shards, **own)
         steps = partial(_tensors, b), partial(opt._step_bucket, b)
-        found.append((b, Exchange(part, plan, geometry.mapped, *steps, b.dtype)))
+        found.append((b, Exchange(part, round_, geometry.mapped, *steps, b.dtype)))
     return found
 
 

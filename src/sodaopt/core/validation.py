@@ -122,9 +122,14 @@ def unreadable(label: str) -> RuntimeError:
     )
 
 
-def check_comm_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+def check_sharing(group: Any, dtype: torch.dtype | None) -> None:
+    """Raise if these cannot be the process_group and the comm_dtype of SODA."""
+    if group is not None and not hasattr(group, "rank"):
+        raise TypeError(
+            f"process_group must be a ProcessGroup such as dist.group.WORLD, got {group!r}: of a "
+            "mesh, pass mesh.get_group()"
+        )
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"comm_dtype must be torch.float16, torch.bfloat16 or torch.float32, got {dtype}"
         )
-    return dtype

@@ -1,6 +1,6 @@
 """`sodaopt bench --cluster 8x128`: predict the optimizer's part of a step on many GPUs.
 
-The bytes and products of one rank are counted from the plans that the library makes. Tests on two
+The bytes and products of one rank are counted from the rounds that the library makes. Tests on two
 and four ranks compare these counts with those of a real step. The times follow from the counts and
 a `Machine`. They were not measured on a cluster:
 
@@ -27,21 +27,22 @@ from sodaopt import SODA, param_groups
 from sodaopt.geometry.norms import Spectral
 from sodaopt.geometry.polar import Newton
 from sodaopt.parallel import stages
+from sodaopt.parallel.deal import deal
 from sodaopt.parallel.layout import (
     Grid,
     Param,
     Piece,
-    Placement,
-    Plan,
+    Round,
     Shape,
-    boxes,
-    deal,
     is_in_order,
     located,
 )
+from sodaopt.parallel.order import ordered
+
+from .placements import Place, cut_by_layers, cut_by_rows
 
 METHODS = ("adamw", "soda(adamw)", "muon", "soda(muon)", "soda_dagger")
-KINDS = ("ddp", "fsdp", "hsdp")
+KINDS = ("ddp", "fsdp", "hsdp", "tp")
 FP32 = 4
 
 
@@ -79,10 +80,11 @@ class Cluster(NamedTuple):
         """Return (R, S): the number of replicas, and the number of shards of each.
 
         Under hsdp, S is one node, and is doubled until a replica fits into the memory of S GPUs.
+        Under tp, each node shards the layers by tensor parallelism, and FSDP shards over the nodes.
 
         needed: the number of GPUs whose memory one replica fills.
         """
-        S = {"ddp": 1, "fsdp": self.size}.get(kind, self.gpus)
+        S = {"ddp": 1, "fsdp": self.size, "tp": self.size}.get(kind, self.gpus)
         while kind == "hsdp" and needed > S and self.size >= 2 * S:
             S *= 2
         return self.size // S, S
@@ -116,7 +118,7 @@ class Counts:
     temporary: int = 0
     passes: int = 0
     large: tuple[int, int] = (0, 0)
-    plans: list[Plan] = field(default_factory=list, repr=False)
+    rounds: list[Round] = field(default_factory=list, repr=False)
 
     @property
     def memory(self) -> int:
@@ -124,19 +126,21 @@ class Counts:
         return 2 * self.weights + self.state + self.temporary
 
 
-def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
+def counts(opt: SODA, place: Place, grid: Grid, at: tuple[int, int]) -> Counts:
     """Count the memory, traffic and products of one rank, for fp32 parameters that travel in fp32.
 
-    opt: an optimizer over whole parameters, which may be on the meta device.
-    placement: how the mesh cuts the parameters.
+    opt: an optimizer over whole parameters, which may be on the meta device. It knows their names.
+    place: how the mesh cuts each parameter.
     grid: the ranks, and the coordinates of this one.
+    at: the coordinates of this rank in the mesh.
     """
     found, params = Counts(), list[Param]()
     for number, group in enumerate(opt.param_groups):
         geometry = opt.methods[group["method"]].geometry
-        for p in group["params"]:
+        for name, p in zip(group["param_names"], group["params"], strict=True):
             shape = tuple(p.shape)
-            own = math.prod(map(len, boxes(shape, placement)[grid.s]))
+            placement = place(name, shape)
+            own = math.prod(map(len, placement.box(shape, at)))
             sums = [t for t in opt.state[p].values() if t.shape == p.shape and t.ndim]
             found.weights += own * FP32
             found.state += own * sum(t.itemsize for t in sums)
@@ -144,10 +148,10 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
             if has_polar_factors(geometry):
                 exchanged: Any = geometry.exchanged(shape)
                 params.append(Param(number, shape, placement, exchanged))
-    found.plans = deal(grid, tuple(params), stages.ROUND)
-    found.temporary = FP32 * elements_under_way(found.plans)
+    found.rounds = deal(grid, tuple(params), stages.ROUND)
+    found.temporary = FP32 * elements_under_way(found.rounds)
     work = Counter[int]()
-    for made in found.plans:
+    for made in found.rounds:
         group = opt.param_groups[params[made.params[0]].number]
         each = _flops_per_unit(opt.methods[group["method"]].geometry)
         work.update({rank: each * n for rank, n in made.work.items()})
@@ -160,29 +164,29 @@ def counts(opt: SODA, placement: Placement, grid: Grid) -> Counts:
     return found
 
 
-def elements_received(plan: Plan) -> tuple[int, int]:
+def elements_received(round_: Round) -> tuple[int, int]:
     """Return the numbers of elements that this rank receives from other shards and other replicas.
 
     Padding counts.
     """
-    R, _, r, s = plan.grid
-    pieces = [p for p in plan.held[r] + plan.made_of if p.shard != s]
-    shards, parts = plan.travels * sum(p.size for p in pieces), plan.parts
-    return shards, (R - 1) * max(parts) if plan.is_even else sum(parts) - parts[r]
+    R, _, r, s = round_.grid
+    pieces = [p for p in round_.held[r] + round_.made_of if p.shard != s]
+    shards, parts = round_.travels * sum(p.size for p in pieces), round_.parts
+    return shards, (R - 1) * max(parts) if round_.is_even else sum(parts) - parts[r]
 
 
-def elements_under_way(plans: Sequence[Plan]) -> int:
+def elements_under_way(rounds: Sequence[Round]) -> int:
     """Return the most elements of all rounds that are in memory at once, during any stage."""
-    most, total, held = 0, 0, [0] * len(plans)
-    needed = [_needed(plan) for plan in plans]
-    for stage, j in stages.schedule(plans):
+    most, total, held = 0, 0, [0] * len(rounds)
+    needed = [_needed(round_) for round_ in rounds]
+    for stage, j in ordered(rounds):
         within, after = needed[j][stage]
         most = max(most, total - held[j] + within)
         total, held[j] = total - held[j] + after, after
     return most
 
 
-def _needed(n: Plan) -> dict[str, tuple[int, int]]:
+def _needed(n: Round) -> dict[str, tuple[int, int]]:
     """Return, by stage, the elements that a round needs during the stage and holds after it."""
     R, own, parts = n.grid.R, n.parts[n.grid.r], n.parts
     shapes = [shape for _, shape in n.mine]
@@ -215,7 +219,7 @@ def has_polar_factors(geometry: Any) -> bool:
 
 
 def _flops_per_unit(geometry: Any) -> int:
-    """Return the FLOP for each unit of `Plan.work`, which is a multiply-add of one step."""
+    """Return the FLOP for each unit of `Round.work`, which is a multiply-add of one step."""
     polar = geometry.norm.polar
     return 2 * len(polar.steps) if isinstance(polar, Newton) else 1
 
@@ -265,11 +269,16 @@ def predict(
     """
     bytes_ = 4 * FP32 * sum(p.numel() for p in model.parameters())  # also gradients, m and v
     R, S = c.grid(kind, bytes_ / (0.8 * machine.capacity))
-    placement, grid = Placement((R, S), (None, 0), (0, 1)), Grid(R, S, 0, 0)
-    found = counts(_optimizer(model, method), placement, grid)
+    place = cut_by_layers(c.nodes, c.gpus) if kind == "tp" else cut_by_rows(R, S)
+    found = counts(_optimizer(model, method), place, Grid(R, S, 0, 0), (0, 0))
     within = machine.nvlink if c.gpus >= S else machine.network
     across = machine.nvlink if c.nodes == 1 else machine.network
-    parallel = {"ddp": f"ddp {R}", "fsdp": f"fsdp {S}", "hsdp": f"hsdp {R} x {S}"}[kind]
+    parallel = {
+        "ddp": f"ddp {R}",
+        "fsdp": f"fsdp {S}",
+        "hsdp": f"hsdp {R} x {S}",
+        "tp": f"fsdp {c.nodes} x tp {c.gpus}",
+    }[kind]
     return Row(
         method, parallel, c, found,
         communication=found.shards / within + found.replicas / across,

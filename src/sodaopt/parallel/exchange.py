@@ -1,7 +1,7 @@
 """Maps that need whole matrices or whole rows, on parameters that several ranks share.
 
 `Sharing` says which ranks share a parameter. Each of its matrices is computed on one rank, its
-owner. `layout.py` decides which one, and `stages.py` sends the matrices to their owners and the
+owner. `deal.py` decides which one, and `stages.py` sends the matrices to their owners and the
 results back. `Shards.sum` adds numbers over shards in one reduction, which the lengths of rows and
 columns need.
 """
@@ -17,7 +17,8 @@ from torch import Tensor
 from sodaopt._errors import times
 from sodaopt.parallel import stages
 from sodaopt.parallel.agree import Failure
-from sodaopt.parallel.layout import Grid, Param, Placement, Plan, boxes, deal
+from sodaopt.parallel.deal import deal
+from sodaopt.parallel.layout import Grid, Param, Placement, Round, boxes
 from sodaopt.parallel.sharded import is_sharded, placement_of
 
 T = TypeVar("T")
@@ -82,6 +83,11 @@ class Sharing:
         None: p is not shared. Parameters with the same key share one `Grid`.
         """
         if is_sharded(p):
+            if p.device_mesh.get_coordinate() is None:
+                raise ValueError(
+                    f"{self.label(p)} is on a mesh without this rank: on this rank, leave it out "
+                    "of the optimizer"
+                )
             return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
         return self.process_group
 
@@ -113,7 +119,7 @@ class Shards:
         (R, r), (S, s) = map(_size_and_rank, (self.replica_group, self.shard_group))
         self.grid = Grid(R, S, r, s)
 
-    def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Plan]:
+    def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Round]:
         """Deal the matrices to ranks, and cut the parameters into rounds.
 
         numbers: a number for each parameter. Different numbers are in different rounds.

@@ -1,4 +1,4 @@
-"""Which rank holds which slice of a matrix, and which rank computes it.
+"""Which rank holds which slice of a matrix, and the rounds in which matrices travel.
 
 The ranks that share a parameter form a grid of R x S ranks. S ranks hold different shards,
 and each shard has R replicas:
@@ -6,15 +6,6 @@ and each shard has R replicas:
     FSDP, tensor parallel, FSDP x TP    R = 1
     HSDP                                R replicas of S shards
     DDP                                 S = 1
-
-Every matrix has one owner, which computes it once for all ranks. Matrices that are whole on a shard
-(experts sharded over experts) stay there, up to an equal share of the parameter. All others are
-dealt one by one, the largest first, each to the rank with the least work so far. So a rank has at
-most the mean work plus one matrix.
-
-The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
-so have the matrices that it computes. If one matrix or one parameter's shard is larger, the limit
-is its size.
 
 A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
 shapes, alike on every rank, and needs no communication.
@@ -25,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import heapreplace
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -78,11 +68,11 @@ class Kind(NamedTuple):
     """Parameters of one kind may be in one round.
 
     number: see `Param`.
-    has_jobs, travels: there are matrices to compute, and they travel to their owners.
+    has_tasks, travels: there are matrices to compute, and they travel to their owners.
     """
 
     number: int
-    has_jobs: bool
+    has_tasks: bool
     travels: bool
 
 
@@ -107,16 +97,16 @@ class Param(NamedTuple):
         return sum(_size(self.placement.box(shape, first)) for shape in shapes)
 
     @property
-    def jobs(self) -> list["Job"]:
-        return _jobs(self.placement, self.tensors)
+    def tasks(self) -> list["Task"]:
+        return _tasks(self.placement, self.tensors)
 
     @property
     def largest(self) -> int:
-        """The elements of the largest job."""
-        return max((job.size for job in self.jobs), default=0)
+        """The elements of the largest task."""
+        return max((task.size for task in self.tasks), default=0)
 
 
-class Job(NamedTuple):
+class Task(NamedTuple):
     """The matrices that one call maps: one of each tensor of a parameter.
 
     boxes: the slice of each tensor.
@@ -146,7 +136,7 @@ class Piece(NamedTuple):
 
 
 @dataclass
-class Plan:
+class Round:
     """A round: parameters whose matrices travel and are computed together.
 
     limit: the most elements that a rank holds, and that it computes, unless the round is large.
@@ -155,7 +145,7 @@ class Plan:
     shard: the most elements that a rank holds.
     owned: the elements of the matrices that each rank r * S + s computes.
     work: the flops of each rank r * S + s.
-    largest: the elements of the largest job.
+    largest: the elements of the largest task.
     frames, shapes: the frame of each tensor, and the shape of this rank's shard of it.
     held: held[r] are the pieces of this rank's shards that replica r computes, sorted by the shard
     of their owner.
@@ -181,30 +171,30 @@ class Plan:
     def fits(self, kind: Kind, p: Param, owners: list[int]) -> bool:
         """Whether a parameter of this kind can be added without exceeding `capacity`."""
         added = Counter[int]()
-        for owner, job in zip(owners, p.jobs, strict=True):
-            added[owner] += job.size
+        for owner, task in zip(owners, p.tasks, strict=True):
+            added[owner] += task.size
         most = max([self.shard + p.shard, *(self.owned[o] + n for o, n in added.items())])
         return kind == self.kind and most <= self.capacity
 
     def add(self, j: int, p: Param, owners: list[int]) -> None:
-        """Add the parameter with index j. owners: the rank that computes each of its jobs."""
+        """Add the parameter with index j. owners: the rank that computes each of its tasks."""
         _, S, r, s = self.grid
         tensors, first = [boxes(shape, p.placement) for shape, _ in p.tensors], len(self.frames)
         self.params.append(j)
         self.shard += p.shard
         self.frames += [frame for _, frame in p.tensors]
         self.shapes += [tuple(map(len, shards[s])) for shards in tensors]
-        for owner, job in zip(owners, p.jobs, strict=True):
-            self.owned[owner] += job.size
-            self.work[owner] += job.flops
-            for n, (box, shards) in enumerate(zip(job.boxes, tensors, strict=True), first):
+        for owner, task in zip(owners, p.tasks, strict=True):
+            self.owned[owner] += task.size
+            self.work[owner] += task.flops
+            for n, (box, shards) in enumerate(zip(task.boxes, tensors, strict=True), first):
                 self.held[owner // S] += _piece(n, box, shards[s], shards[s], owner % S)
                 if owner == r * S + s:
                     for t, shard in enumerate(shards):
                         self.made_of += _piece(len(self.mine), box, shard, box, t)
                     self.mine.append((n, tuple(map(len, box))))
 
-    def close(self) -> "Plan":
+    def close(self) -> "Round":
         """Sort the pieces as they are packed."""
         for pieces in (*self.held, self.made_of):
             pieces.sort(key=lambda p: p.shard)
@@ -237,54 +227,6 @@ class Plan:
         return padded == sum(self.parts) if self.is_large else padded < 2 * sum(self.parts)
 
 
-@lru_cache(maxsize=64)
-def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Plan]:
-    """Deal the matrices of all parameters to ranks, and cut the parameters into rounds.
-
-    limit: the most elements of a rank in a round.
-    """
-    owners, found = _owners(grid, params), list[Plan]()
-    kinds = [
-        Kind(p.number, bool(p.jobs), [o % grid.S for o in own] != [job.holder for job in p.jobs])
-        for p, own in zip(params, owners, strict=True)
-    ]
-
-    def order(j: int) -> Any:  # one shape after the other, because an owner computes it in a batch
-        return params[j].number, -params[j].largest, kinds[j], params[j].shape
-
-    for j in sorted(range(len(params)), key=order):
-        p = params[j]
-        if not found or not found[-1].fits(kinds[j], p, owners[j]):
-            # one matrix for each of the S owners, whose shards may be uneven
-            one = min(grid.S * p.shard // max(len(p.jobs), 1), 2 * p.largest)
-            held: list[list[Piece]] = [[] for _ in range(grid.R)]
-            found.append(Plan(grid, kinds[j], limit, max(limit, one), p.largest, held=held))
-        found[-1].add(j, p, owners[j])
-    return [plan.close() for plan in found]
-
-
-def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
-    """Return the rank r * S + s that computes each job of each parameter."""
-    found, balance, left = [[0 for _ in p.jobs] for p in params], Balance(grid), []
-
-    def order(j: int) -> Any:
-        return params[j].number, -params[j].largest, params[j].shape
-
-    for j in sorted(range(len(params)), key=order):
-        share = sum(job.flops for job in params[j].jobs) / grid.S
-        stays = Counter[int | None]()
-        for n, job in enumerate(params[j].jobs):
-            stays[job.holder] += job.flops
-            if grid.S > 1 and job.holder is not None and stays[job.holder] <= share:
-                found[j][n] = balance.add(job.flops, job.holder)
-            else:
-                left.append((j, n, job))
-    for j, n, job in left:
-        is_near = balance.least(job.holder) == balance.least(None)
-        found[j][n] = balance.add(job.flops, job.holder if is_near else None)
-    return found
-
-
 def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Piece]]]:
     """The pieces of each of n tensors, each as (row, its first element in that row, piece)."""
     found: list[list[tuple[int, int, Piece]]] = [[] for _ in range(n)]
@@ -304,30 +246,6 @@ def is_in_order(pieces: list[tuple[int, int, Piece]], shape: Sequence[int]) -> b
     return all(r == row and begin - first == p.at[0].start * inner for r, begin, p in pieces)
 
 
-class Balance:
-    """The work of each rank r * S + s. A heap of all ranks and one for each s find the least."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.work = [0] * (grid.R * grid.S)
-        ranks = [(0, rank) for rank in range(len(self.work))]
-        self.heaps: dict[int | None, list[tuple[int, int]]] = {None: ranks}
-        self.heaps |= {s: ranks[s :: grid.S] for s in range(grid.S)}
-
-    def add(self, flops: int, s: int | None) -> int:
-        """Add work to the least busy rank with shard s, or of all ranks if s is None. Return it."""
-        self.least(s)
-        owner = self.heaps[s][0][1]
-        self.work[owner] += flops
-        return owner
-
-    def least(self, s: int | None) -> int:
-        """Return the least work of a rank with shard s, or of any rank if s is None."""
-        heap = self.heaps[s]
-        while heap[0][0] != self.work[heap[0][1]]:  # the rank was given work by another heap
-            heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
-        return heap[0][0]
-
-
 def _piece(index: int, a: Box, b: Box, inside: Box, shard: int) -> Iterator[Piece]:
     """The common part of two boxes, if it is not empty, as a slice of the box `inside`."""
     both = [range(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)]
@@ -343,14 +261,15 @@ def _flops(o: int, i: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _jobs(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Job]:
-    """The jobs of a parameter."""
+def _tasks(placement: Placement, tensors: tuple[tuple[Shape, Any], ...]) -> list[Task]:
+    """The tasks of a parameter."""
     shards = list(zip(*(boxes(shape, placement) for shape, _ in tensors), strict=True))
     slices = list(zip(*(f.boxes(shape) for shape, f in tensors), strict=True))
     holders = [next((s for s, held in enumerate(shards) if _within(m, held)), None) for m in slices]
     flops = sum(_flops(f.o, f.i * f.taps) for _, f in tensors)
     return [
-        Job(m, sum(map(_size, m)), flops, holder) for m, holder in zip(slices, holders, strict=True)
+        Task(m, sum(map(_size, m)), flops, holder)
+        for m, holder in zip(slices, holders, strict=True)
     ]
 
 

@@ -6,24 +6,17 @@
                                                                   or broadcasts if few have work
     finish   each rank steps its shards with the results
 
-A round is some parameters whose matrices travel together. `layout.py` cuts the parameters into
-rounds, and decides which rank owns which matrix.
+A round is some parameters whose matrices travel together. `deal.py` cuts the parameters into
+rounds, and decides which rank owns which matrix. `order.py` has the order of all stages.
 
-The first three stages start a collective, and the next stage waits for it. Each round is one stage
-behind the one before it. So on a GPU one round is computed while the next one travels to its
-owners, and the results of the previous one travel back. Rounds larger than `ROUND` do not overlap,
-because they need much memory, and their products take longer than the exchange. Such a round also
-waits for its results at once, which frees the tensor that was sent.
-
-If a round has fewer matrices than there are ranks, some replicas have no work in it. They compute
-the next rounds before this one is spread. Until then, each rank holds only its own results.
+The first three stages start a collective, and the next stage waits for it. A round larger than
+`ROUND` waits for its results at once, which frees the tensor that was sent.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sodaopt.parallel.layout import Piece, Plan, is_in_order, located
+from sodaopt.parallel.layout import Piece, Round, is_in_order, located
 from sodaopt.parallel.sharded import local
 
 if TYPE_CHECKING:
@@ -57,78 +50,6 @@ STREAMS: dict[torch.device, Any] = {}
 """The stream of each device for the matrix products of a rank that has replicas."""
 
 
-def schedule(plans: Sequence[Plan]) -> Iterator[tuple[str, int]]:
-    """Yield the stages of all rounds in their order, as (stage, index of the round)."""
-    yield from _one_by_one(plans, [j for j, plan in enumerate(plans) if plan.is_large])
-    yield from _overlapping(plans, [j for j, plan in enumerate(plans) if not plan.is_large])
-
-
-def _one_by_one(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Finish a round before the next one is sent, if that one needs its memory."""
-    computed, most = list[int](), max((plans[j].largest for j in indices), default=0)
-    for j in [*indices, None]:
-        for old in _oldest(plans, computed, j, most):
-            yield "spread", old
-            yield "finish", old
-        if j is not None:
-            yield "send", j
-            yield "compute", j
-            computed.append(j)
-
-
-def _overlapping(plans: Sequence[Plan], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Send each round before the previous one is computed, and finish earlier ones after it."""
-    computed, spread = list[int](), list[int]()
-    most = max((plans[j].largest for j in indices), default=0)
-    for sent, j in zip([*indices, None, None], [None, *indices, None], strict=True):
-        if sent is not None:
-            yield "send", sent
-        if j is not None:
-            yield "compute", j
-        for old in _oldest(plans, computed, j, most):
-            yield from (("finish", n) for n in spread)
-            yield "spread", old
-            spread = [old]
-        if j is None or plans[j].grid.R == 1:  # without replicas, nothing is under way
-            yield from (("finish", n) for n in spread)
-            spread = []
-        if j is not None:
-            computed.append(j)
-
-
-def _oldest(plans: Sequence[Plan], computed: list[int], j: int | None, most: int) -> Iterator[int]:
-    """Remove and yield the oldest computed rounds, until there is memory to compute round j.
-
-    j: the round that is computed next. None: it was the last one, and all rounds are removed.
-    most: the elements of the largest matrix. All rounds need at most twice this memory.
-    """
-    while computed and (j is None or _needed(plans, computed, j, most) > 2 * most):
-        yield computed.pop(0)
-
-
-def _needed(plans: Sequence[Plan], computed: list[int], j: int, most: int) -> float:
-    """The most elements that a rank needs if round j is computed next.
-
-    The results of computed rounds are in the shards of their replica. Besides them, a rank needs
-    twice its matrices of round j. Later the results of one round arrive from other replicas.
-    """
-    S, held, own = plans[j].grid.S, _results(plans, computed), _results(plans, [j])
-    needed = [
-        held[owner // S] / S + max(2 * size, own[owner // S] / S + most)
-        for owner, size in plans[j].owned.items()
-    ]
-    return max(needed, default=0.0)
-
-
-def _results(plans: Sequence[Plan], indices: list[int]) -> Counter[int]:
-    """The elements of the results of these rounds in each replica."""
-    found = Counter[int]()
-    for j in indices:
-        for owner, size in plans[j].owned.items():
-            found[owner // plans[j].grid.S] += size
-    return found
-
-
 @dataclass
 class Exchange:
     """The exchange of one round's matrices.
@@ -143,7 +64,7 @@ class Exchange:
     """
 
     shards: Shards
-    plan: Plan
+    round: Round
     map: Callable[[list[Tensor]], list[Tensor]]
     tensors: Callable[[], list[Tensor]]
     step: Callable[[], None]
@@ -152,37 +73,37 @@ class Exchange:
 
     def send(self) -> None:
         """Start to send the pieces of the matrices to their owners, unless the owners have them."""
-        if self.plan.travels:
-            self._all_to_all(self._packed(self._own, self._sent()), self._own, self.plan.made_of)
+        if self.round.travels:
+            self._all_to_all(self._packed(self._own, self._sent()), self._own, self.round.made_of)
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
         is_beside = self.shards.replica_group is not None and self.shards.device.type == "cuda"
         stream = _products_stream(self.shards.device) if is_beside else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            packed = self._packed(self.plan.made_of, self._mapped(self._matrices()))
+            packed = self._packed(self.round.made_of, self._mapped(self._matrices()))
             works = [stream.record_event()] if stream is not None else []
             self.arriving = lambda: self._waited(works, packed, packed)
-            if self.plan.travels:
-                self._all_to_all(packed, self.plan.made_of, self._own)
-        if self.plan.is_large and self.plan.travels:  # wait: this frees the tensor that was sent
+            if self.round.travels:
+                self._all_to_all(packed, self.round.made_of, self._own)
+        if self.round.is_large and self.round.travels:  # wait: this frees the tensor that was sent
             results = self._arrived()
             self.arriving = lambda: results
 
     def spread(self) -> None:
         """Start to send this replica's results to the other replicas."""
         part = self._arrived()
-        if self.plan.grid.R == 1:
+        if self.round.grid.R == 1:
             self.arriving = lambda: [part]
-        elif self.plan.is_even:
-            self._all_gather(part, self.plan.parts)
+        elif self.round.is_even:
+            self._all_gather(part, self.round.parts)
         else:
-            self._broadcast(part, self.plan.parts)
+            self._broadcast(part, self.round.parts)
 
     def finish(self) -> None:
         """Step the parameters with the results: this rank's shards of the mapped tensors."""
         parts = [part.to(self._home, self.dtype) for part in self._arrived()]
-        self.shards.results = _unpacked(parts, self.plan.held, self.plan.shapes) or None
+        self.shards.results = _unpacked(parts, self.round.held, self.round.shapes) or None
         del parts  # the results may be copies
         self.shards.sharing.attempt(self.step, lambda: None, self.shards.params)
         self.shards.results = None
@@ -190,12 +111,12 @@ class Exchange:
     @property
     def _own(self) -> list[Piece]:
         """The pieces of this rank's shards that ranks of its own replica compute."""
-        return self.plan.held[self.plan.grid.r]
+        return self.round.held[self.round.grid.r]
 
     @property
     def _travels_in(self) -> torch.dtype:
         """The dtype in which the tensors travel. Several tensors of a parameter keep their own."""
-        several = len(self.plan.frames) > len(self.plan.params)
+        several = len(self.round.frames) > len(self.round.params)
         return self.dtype if several else self.shards.sharing.dtype or self.dtype
 
     @property
@@ -206,14 +127,14 @@ class Exchange:
     def _read(self) -> list[Tensor]:
         """This rank's shards of all tensors. They are zeros if `tensors` raises an error."""
         zero = partial(torch.zeros, dtype=self.dtype, device=self._home)
-        zeros = partial(map, zero, self.plan.shapes)
+        zeros = partial(map, zero, self.round.shapes)
         return list(self.shards.sharing.attempt(self.tensors, zeros, self.shards.params))
 
     def _sent(self) -> list[Tensor]:
         """The tensors to send, scaled if they travel in fp16."""
         tensors = self._read()
         if self._travels_in == torch.float16:
-            return self.shards.over_rms(tensors, self.plan.frames)
+            return self.shards.over_rms(tensors, self.round.frames)
         return tensors
 
     def _arrived(self) -> Any:
@@ -223,19 +144,19 @@ class Exchange:
 
     def _matrices(self) -> list[Tensor]:
         """This rank's matrices, as slices of their tensors."""
-        plan = self.plan
-        if plan.travels:
+        round_ = self.round
+        if round_.travels:
             arrived = self._arrived().to(self.dtype)
-            return _unpacked([arrived], [plan.made_of], [shape for _, shape in plan.mine])
-        tensors = self._read() if plan.mine else []
+            return _unpacked([arrived], [round_.made_of], [shape for _, shape in round_.mine])
+        tensors = self._read() if round_.mine else []
         return [tensors[p.tensor][p.at].to(self.shards.device) for p in self._own]
 
     def _mapped(self, X: list[Tensor]) -> list[Tensor]:
         """Return the results of the matrices X. They are zeros if the map raises an error."""
-        plan = self.plan
-        each = len(plan.frames) // len(plan.params)
-        params = [self.shards.params[n // each] for n, _ in plan.mine]
-        frames = [plan.frames[n].one() for n, _ in plan.mine]
+        round_ = self.round
+        each = len(round_.frames) // len(round_.params)
+        params = [self.shards.params[n // each] for n, _ in round_.mine]
+        frames = [round_.frames[n].one() for n, _ in round_.mine]
 
         def mapped() -> list[Tensor]:
             U = self.map([f.fold(x)[0] for f, x in zip(frames, X, strict=True)]) if X else []
@@ -273,7 +194,7 @@ class Exchange:
 
     def _sizes(self, pieces: list[Piece]) -> list[int]:
         """The elements that go to each shard, or come from it."""
-        sizes = [0] * self.plan.grid.S
+        sizes = [0] * self.round.grid.S
         for p in pieces:
             sizes[p.shard] += p.size
         return sizes

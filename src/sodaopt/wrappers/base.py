@@ -115,8 +115,8 @@ class Wrapper(Watched, LiveOptimizer):
         self._check_groups(self.base.param_groups)
         if not all(g.get(self._prefix + "train_mode", True) for g in self.base.param_groups):
             raise RuntimeError("step() in eval mode would move the output: call train() first")
-        _check_capture(self)
         steps = list(self._group_steps())
+        _check_capture(self, steps)
         with _ctrl_c_waits(), ExitStack() as undo, ExitStack() as finish:
             arounds = [undo.enter_context(closing(self._step_group(step))) for step in steps]
             for around in arounds:
@@ -187,10 +187,10 @@ class Wrapper(Watched, LiveOptimizer):
         sharded.swap(p, kept[self._output or ""])
 
 
-def _check_capture(wrapper: Optimizer) -> None:
-    """Raise if a CUDA graph is being captured."""
-    is_ready = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if is_ready and torch.cuda.is_current_stream_capturing():
+def _check_capture(wrapper: Optimizer, steps: list[GroupStep]) -> None:
+    """Raise if a CUDA graph is being captured. Only a step on a GPU asks."""
+    is_on_gpu = any(step.params[0].is_cuda for step in steps)
+    if is_on_gpu and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"a CUDA graph of {type(wrapper).__name__} would repeat the k of this step: capture "
             "SODA(..., capturable=True) instead, with a method such as 'soda(adam)'"
