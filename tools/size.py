@@ -63,7 +63,7 @@ LATER = {
         "core/optimizer.py: SODA._repeated SODA._signature SODA._step"
         " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
         "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
-        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._kept",
+        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._repeatable",
         "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: Table Launch number scale",

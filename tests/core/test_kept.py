@@ -71,7 +71,7 @@ def walk(method: str, seed: int, keeps: bool) -> list[Tensor]:
                 p.grad = torch.randn_like(p)
         group = rng.choice(opt.param_groups)
         ACTS[rng.choice([*ACTS])](opt, rng.choice(weights), group, rng.random())
-        opt._kept = opt._kept if keeps else None
+        opt._repeatable = opt._repeatable if keeps else None
         opt.step()
         seen += [p.detach().clone() for group in opt.param_groups for p in group["params"]]
     return seen
@@ -92,6 +92,6 @@ def test_an_empty_parameter() -> None:
     for p in weights:
         p.grad = torch.ones_like(p)
     opt.step()
-    buckets = opt._kept[1]
+    buckets = opt._repeatable[1]
     opt.step()
-    assert [id(b) for b in opt._kept[1]] == [id(b) for b in buckets]
+    assert [id(b) for b in opt._repeatable[1]] == [id(b) for b in buckets]

@@ -37,7 +37,7 @@ def started() -> Iterator[Any]:
 def test_a_lost_nodes_rows_run_again(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The rows are those of this machine, and their records arrive while they run."""
     lost = cluster.add_node(num_cpus=1)
-    jobs = [job("adamw", seed=seed, steps=150) for seed in range(2)]
+    jobs = [job("adamw", seed=seed, steps=300) for seed in range(2)]
     execution = Execution(device="cpu", log_every=1, threads=1)
     trials = [sweep.Trial(j, Path(f"on-ray/{n}"), execution) for n, j in enumerate(jobs)]
     seen: list[int] = []

@@ -76,9 +76,9 @@ class Fused:
         self.pointers = _pointers([*p, *m, *v, *z])
         rows: dict[Any, list[tuple[int, tuple[int, ...]]]] = {}
         for j, tensors in enumerate(every):
-            key, places = layout(b, j)
+            key, parts = layout(b, j)
             key = key, _constants(b, tensors, b.z0[j])
-            rows.setdefault(key, []).extend((j, _row(b, j, tensors, *place)) for place in places)
+            rows.setdefault(key, []).extend((j, _row(b, j, tensors, *part)) for part in parts)
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), members in rows.items():
             self.tables.append(Table(self.device, *zip(*members, strict=True)))

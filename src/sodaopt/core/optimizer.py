@@ -170,7 +170,7 @@ class SODA(StatefulOptimizer):
         If ranks share parameters, they take the whole step together. Buckets are kept only after
         all of them have been stepped. So after a step that failed, the next step makes them again.
         """
-        kept, self._kept = self._kept, None
+        kept, self._repeatable = self._repeatable, None
         if kept is not None and kept[0] == self._signature():
             for b in kept[1]:
                 self._prepare(b)
@@ -184,7 +184,7 @@ class SODA(StatefulOptimizer):
             # a new tensor cannot have the id of a tensor that is held
             held = [t for b in buckets for s in b.state for t in s.values()]
             kept = signature and (signature, buckets, held)
-        self._kept = kept
+        self._repeatable = kept
 
     def _signature(self) -> list[Any] | None:
         """Return everything that decides how parameters are sorted into buckets.

@@ -27,7 +27,7 @@ class StatefulOptimizer(Watched):
     methods: dict[str, Method]
     anchor: Anchor
     capturable: bool = False
-    _kept: Any = None
+    _repeatable: Any = None
 
     # -- groups -------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class StatefulOptimizer(Watched):
             for p, loaded in state["state"].items():
                 is_param = isinstance(p, Tensor)  # the user may store state under other keys
                 state["state"][p] = self._restored(p, loaded.state) if is_param else loaded.state
-        self._kept = None
+        self._repeatable = None
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:

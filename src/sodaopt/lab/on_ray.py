@@ -102,7 +102,7 @@ def parts_of(text: str, where: str) -> Iterator[tuple[str, bytes]]:
         thread.start()
         sent, is_running = 0, True
         while is_running:
-            thread.join(0.5)
+            thread.join(0.1)
             is_running = thread.is_alive()  # before the read, which must not miss the last records
             if new := _after(here.folder / records.FILE, sent):
                 sent += len(new)
