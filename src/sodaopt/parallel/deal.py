@@ -27,12 +27,12 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Round]:
     limit: the most elements of a rank in a round.
     """
     owners, found = _owners(grid, params), list[Round]()
-    kinds = [
-        Kind(
-            p.number, bool(p.tasks), [o % grid.S for o in own] != [task.holder for task in p.tasks]
-        )
-        for p, own in zip(params, owners, strict=True)
-    ]
+
+    def kind(p: Param, own: list[int]) -> Kind:
+        travels = [owner % grid.S for owner in own] != [task.holder for task in p.tasks]
+        return Kind(p.number, bool(p.tasks), travels)
+
+    kinds = list(map(kind, params, owners))
 
     def order(j: int) -> Any:  # one shape after the other, because an owner computes it in a batch
         return params[j].number, -params[j].largest, kinds[j], params[j].shape
@@ -49,7 +49,10 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Round]:
 
 
 def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
-    """Return the rank r * S + s that computes each task of each parameter."""
+    """Return the rank r * S + s that computes each task of each parameter.
+
+    First the matrices that stay, and then all others.
+    """
     found, balance, left = [[0 for _ in p.tasks] for p in params], Balance(grid), []
 
     def order(j: int) -> Any:
