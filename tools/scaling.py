@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.pages import DOCS, filled, markdown
 from sodaopt.lab.bench import without_memory
-from sodaopt.lab.cluster import H100, Row, cluster, has_polar_factors, rows, table
+from sodaopt.lab.cluster import H100, Prediction, cluster, has_polar_factors, rows, table
 
 CLUSTERS = {
     "gpt-1b": ("1x1", "8x1", "8x8"),
@@ -26,7 +26,7 @@ METHODS = ("adamw", "muon")
 
 
 @cache
-def found(model: str) -> list[Row]:
+def found(model: str) -> list[Prediction]:
     """The rows of a model that fit into the memory of the GPUs."""
     made = without_memory(model)
     every = [row for c in CLUSTERS[model] for row in rows(made, cluster(c), METHODS)]
@@ -45,7 +45,7 @@ RANK = 1 / 4
 """Dion's rank, as a share of the short side."""
 
 
-def dion(model: nn.Module, muon: Row) -> list[str]:
+def dion(model: nn.Module, muon: Prediction) -> list[str]:
     """Return a row: the elements that a rank receives, as a share of the elements of all matrices.
 
     Table 1 of arXiv:2504.05295v1 has m n for Muon and (m + 1) r for Dion, for a matrix m x n with

@@ -23,7 +23,7 @@ from sodaopt.lab.arguments import Output, parse_seeds
 from sodaopt.lab.commands import Sample, Train
 from sodaopt.lab.data.command import Download, Info, Prepare, Wikipedia
 from sodaopt.lab.many import Compare, Many, Sweep, placed
-from sodaopt.lab.report import Plan
+from sodaopt.lab.report import Page
 from sodaopt.lab.report.command import Report
 from sodaopt.lab.reproduce import Reproduce
 from sodaopt.lab.track3 import Track3
@@ -196,7 +196,7 @@ def test_the_page_has_the_command_that_made_it(capsys):
              "--seeds", "3", "--no-diagnostics", "--workers", "1", "--out", "out",
              *flags(steps=1)]  # fmt: skip
     assert cli.main([*words, "--quiet"]) == 0
-    command = Plan.load(Path("out")).command
+    command = Page.load(Path("out")).command
     again = shlex.split(command)
     assert (again[:4], set(again[1:])) == (["sodaopt", *words[:3]], set(words))
     capsys.readouterr()

@@ -20,7 +20,7 @@ pytest.importorskip("tyro")
 pytest.importorskip("matplotlib")
 
 from sodaopt.lab.report import (  # noqa: E402
-    Plan,
+    Page,
     charts,
     comparison_table,
     figures,
@@ -33,7 +33,7 @@ from sodaopt.lab.report import (  # noqa: E402
 from sodaopt.lab.report.command import Report  # noqa: E402
 
 
-class Page(HTMLParser):
+class Read(HTMLParser):
     """The elements of a page, its data, and the text of its body."""
 
     def __init__(self, html):
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 def page(folder, title="A title"):
     out = write_report(find([folder]), folder / "report.html", title)
-    return Page(out.read_text(encoding="utf-8"))
+    return Read(out.read_text(encoding="utf-8"))
 
 
 def shown(runs, width=100, primary=()):
@@ -509,7 +509,7 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
 def test_a_live_page_follows_the_runs(tmp_path, monkeypatch, capsys):
     fake(tmp_path, "muon", final=3.5)
     running = fake(tmp_path, "lion", status=None, done=0.5)
-    Plan("Two", ("000", "001")).save(tmp_path)
+    Page("Two", ("000", "001")).save(tmp_path)
     pages = []
 
     def pause(seconds):

@@ -32,7 +32,7 @@ from sodaopt.lab.job import Common, Job, ResolvedJob, resolve
 from sodaopt.lab.many import Sweep, placed
 from sodaopt.lab.optimizers import NAMES, averaged, parse
 from sodaopt.lab.progress import short
-from sodaopt.lab.report import Plan
+from sodaopt.lab.report import Page
 from sodaopt.lab.reproduce import listing
 from sodaopt.lab.restore import restore
 from sodaopt.lab.results import best
@@ -417,7 +417,7 @@ def test_an_interrupted_sweep(how: str) -> None:
     long = "--eval-every", "50000", "--log-every", "1"
     command = sweeping(*long, steps=100_000)
     command.until(lambda: len(begun()) == 2)
-    assert len(Plan.load(OUT).runs) > 2, "report.json has all planned runs from the start"
+    assert len(Page.load(OUT).runs) > 2, "report.json has all planned runs from the start"
     if how != "killed":
         assert command.process.pid
         (os.killpg if how == "group" else os.kill)(command.process.pid, signal.SIGINT)
@@ -520,7 +520,7 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ended()) == 4
     page = (OUT / "report.html").read_text()
     assert "soda(muon)" in page
-    ((one, other),) = Plan.load(OUT).primary
+    ((one, other),) = Page.load(OUT).primary
     assert one.startswith("soda-muon-s0-")
     assert other.startswith("muon-s0-")
     assert cli.main(arguments) == 0

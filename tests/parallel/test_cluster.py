@@ -114,7 +114,7 @@ def test_four_ranks(check: str, world: World) -> None:
 def test_work_and_memory_fall_with_the_number_of_ranks() -> None:
     model = decoder("llama-7b")
 
-    def predict(method: str, c: str) -> cluster.Row:
+    def predict(method: str, c: str) -> cluster.Prediction:
         return cluster.predict(model, method, cluster.cluster(c), "fsdp", 1 << 22, cluster.H100)
 
     alone, shared = predict("muon", "1x1"), predict("muon", "8x8")

@@ -225,7 +225,7 @@ def _flops_per_unit(geometry: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Row:
+class Prediction:
     """A prediction for one method and parallelism. Times are in seconds.
 
     exposed: the part of the communication that does not overlap with products.
@@ -260,7 +260,7 @@ class Row:
 
 def predict(
     model: nn.Module, method: str, c: Cluster, kind: str, tokens: int, machine: Machine
-) -> Row:
+) -> Prediction:
     """Predict a step of one method with one kind of parallelism.
 
     model: whole parameters, best on the meta device.
@@ -279,7 +279,7 @@ def predict(
         "hsdp": f"hsdp {R} x {S}",
         "tp": f"fsdp {c.nodes} x tp {c.gpus}",
     }[kind]
-    return Row(
+    return Prediction(
         method, parallel, c, found,
         communication=found.shards / within + found.replicas / across,
         exposed=found.large[0] / within + found.large[1] / across,
@@ -303,7 +303,7 @@ def _visited(model: nn.Module) -> float:
 def rows(
     model: nn.Module, c: Cluster, methods: Sequence[str] = METHODS, tokens: int = 1 << 22,
     machine: Machine = H100,
-) -> list[Row]:  # fmt: skip
+) -> list[Prediction]:  # fmt: skip
     """Predict a step of every method with every kind of parallelism on a cluster."""
     kinds = [kind for kind in KINDS if c.size > 1 or kind == "ddp"]
     return [predict(model, m, c, kind, tokens, machine) for kind in kinds for m in methods]
@@ -315,7 +315,7 @@ HEAD = (
 )  # fmt: skip
 
 
-def cells(row: Row, adamw: Row) -> list[str]:
+def cells(row: Prediction, adamw: Prediction) -> list[str]:
     """Return the texts of a row, in the order of HEAD.
 
     adamw: the row of AdamW with the same parallelism.
@@ -330,7 +330,7 @@ def cells(row: Row, adamw: Row) -> list[str]:
     ]  # fmt: skip
 
 
-def table(found: Sequence[Row]) -> list[list[str]]:
+def table(found: Sequence[Prediction]) -> list[list[str]]:
     """Return a table of texts that begins with HEAD. `found` needs AdamW for each parallelism."""
     base = {row.parallel: row for row in found if row.method == "adamw"}
     return [list(HEAD), *(cells(row, base[row.parallel]) for row in found)]

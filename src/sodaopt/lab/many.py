@@ -20,7 +20,7 @@ from .job import Common, Job, resolve
 from .labels import written
 from .optimizers import decays, parse
 from .presets import preset
-from .report import Plan, comparison_table, write_report
+from .report import Page, comparison_table, write_report
 from .report.rows import rows
 from .sweep import Trial, grid, make_trials
 from .train import DATA
@@ -71,14 +71,14 @@ class Many:
         todo = make_trials(jobs, out, execution, data.vocab)
         pairs = tuple((resolve(a, data.vocab).key, resolve(b, data.vocab).key) for a, b in primary)
         again = command_line(type(self).__name__.lower(), self.optimizers, self)
-        plan = Plan(title, tuple(trial.folder.name for trial in todo), pairs, again)
-        plan.save(out)
+        page = Page(title, tuple(trial.folder.name for trial in todo), pairs, again)
+        page.save(out)
         if note := repeats(resolve(jobs[0], data.vocab), data):
             board.print(note, highlight=False, markup=False)
         try:
             failed = run_trials(todo, workers, board, self.on)
         finally:
-            report(todo, plan, out, board, self.output)
+            report(todo, page, out, board, self.output)
         if failed:
             board.print(
                 f"{len(failed)} of {len(todo)} runs are not done: "
@@ -114,16 +114,16 @@ def placed(
     return workers, replace(execution, threads=execution.threads or threads)
 
 
-def report(trials: Sequence[Trial], plan: Plan, out: Path, board: Console, to: Output) -> None:
+def report(trials: Sequence[Trial], page: Page, out: Path, board: Console, to: Output) -> None:
     """Print a table of the runs and write report.html, if a run has a validation loss."""
     runs = [run for trial in trials if (run := trial.run()) is not None]
     if not any(run.of("val") for run in runs):
         return
-    page = write_report(runs, out / "report.html", plan.title, plan.primary, plan.command)
+    path = write_report(runs, out / "report.html", page.title, page.primary, page.command)
     if to.json:
-        print(json.dumps(rows(runs, plan.primary) | {"report": str(page)}))
-    board.print(comparison_table(runs, board.width, plan.primary))
-    board.print(f"report: {page}", highlight=False, markup=False)
+        print(json.dumps(rows(runs, page.primary) | {"report": str(path)}))
+    board.print(comparison_table(runs, board.width, page.primary))
+    board.print(f"report: {path}", highlight=False, markup=False)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from .describe import gpu_cost, outline, time_of, without_data
 from .execution import Execution
 from .job import Job, resolve
 from .many import placed
-from .report import Plan, write_report
+from .report import Page, write_report
 from .scales import SCALES, Scale
 from .studies import DEFINITIONS, STUDIES
 from .study import Study
@@ -116,10 +116,10 @@ class Reproduce:
             here = self._identity() | work.numbers(lr, tuned) | {"choices": chosen}
             found = results.completed(here, known)
             results.write(folder / "results.json", found)
-        plan = Plan(study.title, tuple(r.folder.name for r in runs), work.primary(lr),
+        page = Page(study.title, tuple(r.folder.name for r in runs), work.primary(lr),
                     self._command())  # fmt: skip
-        plan.save(folder)
-        report = write_report(runs, folder / "report.html", plan.title, plan.primary, plan.command)
+        page.save(folder)
+        report = write_report(runs, folder / "report.html", page.title, page.primary, page.command)
         board.print(f"report: {report}", highlight=False, markup=False)
         if self.output.json:
             print(json.dumps(found))

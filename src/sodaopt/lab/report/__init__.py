@@ -3,7 +3,7 @@
 write_report(records.find([Path("runs/mine")]), Path("report.html"), "Muon and SODA")
 """
 
-from .page import Plan, write_report
+from .page import Page, write_report
 from .terminal import comparison_table
 
-__all__ = ["Plan", "comparison_table", "write_report"]
+__all__ = ["Page", "comparison_table", "write_report"]

@@ -15,7 +15,7 @@ from sodaopt._errors import unknown
 from ..arguments import Grouped, Output
 from ..records import FILE, Run, find
 from ..visible import visible
-from .page import Plan
+from .page import Page
 from .rows import rows
 
 
@@ -62,13 +62,13 @@ class Report:
 
         plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
         runs = self._runs(lambda why: console.print(f"skipped: {visible(why)}", **plain))
-        plans = [Plan.load(folder) for folder in self.runs]
-        primary = [pair for plan in plans for pair in plan.primary]
-        planned = sum(len(plan.runs) for plan in plans)
+        pages = [Page.load(folder) for folder in self.runs]
+        primary = [pair for page in pages for pair in page.primary]
+        planned = sum(len(page.runs) for page in pages)
         done = len(runs) >= planned and all(run.done for run in runs)
         console.print(comparison_table(runs, console.width, primary))
         out = self.out or self.runs[0] / "report.html"
-        command = plans[0].command if len(plans) == 1 else ""
+        command = pages[0].command if len(pages) == 1 else ""
         title, again = self.title or self._title(runs), None if done else refresh
         files = [write_report(runs, out, title, primary, command, again)]
         for file in files + self._figures(runs, out):
@@ -78,7 +78,7 @@ class Report:
         return done
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
-        """Return the runs in the order of the plans, those of the baseline first.
+        """Return the runs in the order of the pages, those of the baseline first.
 
         skip: called with the reason for each run that cannot be read
         """
@@ -90,17 +90,17 @@ class Report:
         if self.baseline and self.baseline not in names:
             raise ValueError(unknown("baseline", self.baseline, names))
         order = [(folder / name).resolve() for folder in self.runs
-                 for name in Plan.load(folder).runs]  # fmt: skip
+                 for name in Page.load(folder).runs]  # fmt: skip
         place = {path: j for j, path in enumerate(order)}
         runs.sort(key=lambda run: place.get(run.folder.resolve(), len(place)))
         return sorted(runs, key=lambda run: run.optimizer != (self.baseline or run.optimizer))
 
     def _title(self, runs: Sequence[Run]) -> str:
         """Return the title of the existing page if it shows these runs, else a new title."""
-        plan = Plan.load(self.runs[0])
-        shown = {(self.runs[0] / name).resolve() for name in plan.runs}
+        page = Page.load(self.runs[0])
+        shown = {(self.runs[0] / name).resolve() for name in page.runs}
         same = {run.folder.resolve() for run in runs} <= shown
-        return plan.title if plan.title and same else _name(self.runs)
+        return page.title if page.title and same else _name(self.runs)
 
     def _figures(self, runs: Sequence[Run], out: Path) -> list[Path]:
         kinds = [kind for kind, wanted in (("png", self.png), ("svg", self.svg)) if wanted]

@@ -27,15 +27,15 @@ from ..records import Run
 from ..variants import Variant, group_by_variant, status
 from . import charts, heat, panels, sentences, tables, text
 
-PLAN_FILE = "report.json"
+PAGE_FILE = "report.json"
 SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "page.js")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Page:
     """The contents of a page: its title, the folders of its runs in order, and the comparisons.
 
-    The plan is saved before the runs start, so that the primary comparisons are named before any
+    It is saved before the runs start, so that the primary comparisons are named before any
     result is known.
     """
 
@@ -47,13 +47,13 @@ class Plan:
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / PLAN_FILE, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
+        write_atomically(folder / PAGE_FILE, [f"{json.dumps(asdict(self), indent=1)}\n".encode()])
 
     @classmethod
-    def load(cls, folder: Path) -> "Plan":
-        """Return the plan in a folder, or an empty one. Version 0.1 had no primary comparisons."""
+    def load(cls, folder: Path) -> "Page":
+        """Return the page of a folder, or an empty one. Version 0.1 had no primary comparisons."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            values = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+            values = json.loads((folder / PAGE_FILE).read_text(encoding="utf-8"))
             pairs = tuple((str(a), str(b)) for a, b in values.get("primary", ()))
             runs = tuple(map(str, values["runs"]))
             return cls(str(values["title"]), runs, pairs, str(values.get("command", "")))
