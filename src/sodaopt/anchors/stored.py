@@ -132,8 +132,9 @@ class Constant(Anchor):
 def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
-    The values of a meta tensor are unknown, and count as different. The result may differ between
-    ranks, because each rank needs its own shard only.
+    A p of one element gives None too, because a number would not save memory. The values of a meta
+    tensor are unknown, and count as different. The result may differ between ranks, because each
+    rank needs its own shard only.
 
     p: a parameter, or a tensor of that kind.
 
