@@ -200,7 +200,7 @@ def test_resume_is_bitwise(make: Make, dtype: torch.dtype) -> None:
     assert_bitwise(there, back)
 
 
-@pytest.mark.parametrize("anchor", ["clone", "bf16", "cpu", "auto"])
+@pytest.mark.parametrize("anchor", anchors.ANCHORS)
 def test_a_loaded_z0_shares_no_memory(anchor: str) -> None:
     weights, new = network(), network()
     opt, fresh = (SODAWrapper(adamw(ws), anchor=anchor) for ws in (weights, new))
