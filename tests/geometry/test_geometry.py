@@ -602,6 +602,15 @@ def test_kronecker_clamps_eigenvalues() -> None:
     assert close(u, torch.tensor([1.0, eps**-0.25, eps**-0.25]).diag())
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [2, 3])
+def test_kronecker_state_that_is_not_finite_stays_visible(side, bad) -> None:
+    """Such as sums of squares that overflowed at an earlier step."""
+    four = [torch.ones(3, 3), torch.zeros(3, 3), torch.eye(3), torch.eye(3)]
+    four[side][1, 1] = bad
+    assert Kronecker().mapped(four)[0].isnan().all()
+
+
 @pytest.mark.parametrize(("view", "shape"), [p for p in POSITIONS if p[0] is not whole], ids=named)
 def test_multinorm(view, shape) -> None:
     """Rows to norm sqrt(columns), then columns to norm sqrt(rows), five times: unit RMS."""
