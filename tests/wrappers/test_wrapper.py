@@ -939,12 +939,24 @@ def test_fp32_copies(sizes: list[int]) -> None:
         assert wide.data_ptr() % 16 == 0
 
 
-def test_a_refused_decay_leaves_the_base() -> None:
-    base = AdamW([Parameter(torch.zeros(4))], weight_decay=0)
+REFUSALS: dict[str, tuple[float, Any, str]] = {
+    "decay": (0.0, {"decay": "uniform"}, "decay must be a number or a function"),
+    "weight decay": (0.1, {}, "group 1 of AdamW has weight_decay=0.1"),
+}
+
+
+@pytest.mark.parametrize(("weight_decay", "options", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_base_stays_as_it_was(weight_decay: float, options: Any, words: str) -> None:
+    """It can be wrapped as soon as the cause is mended, also while the error is handled."""
+    one, two = Parameter(torch.zeros(4)), Parameter(torch.zeros(4))
+    base = adamw([{"params": [one]}, {"params": [two], "weight_decay": weight_decay}])
     before = base.state_dict(), dict(base.defaults)
-    with pytest.raises(TypeError, match="decay must be a number or a function"):
-        SODAWrapper(base, decay="uniform")  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match=words) as error:
+        SODAWrapper(base, **options)
     assert (base.state_dict(), base.defaults) == before
+    base.param_groups[1]["weight_decay"] = 0
+    feed(SODAWrapper(base), [one, two], range(1))
+    assert error.tb is not None
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

@@ -72,6 +72,24 @@ def explained(decay: Any) -> Iterator[None]:
         ) from e
 
 
+@contextmanager
+def unchanged(base: Optimizer) -> Iterator[None]:
+    """Leave the groups and the defaults of a base as they were if it is refused.
+
+    A wrapper may wrap it then, although the error may keep the refused one alive.
+    """
+    places = [base.defaults, *base.param_groups]
+    before = [dict(keys) for keys in places]
+    try:
+        yield
+    except BaseException:
+        for keys, old in zip(places, before, strict=True):
+            keys.clear()
+            keys.update(old)
+        WRAPPERS.pop(id(base), None)
+        raise
+
+
 # -- loading --------------------------------------------------------------------------------------
 
 
