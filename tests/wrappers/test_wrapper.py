@@ -1120,6 +1120,15 @@ def test_class_form() -> None:
         cls(network(), lr=0.01, weight_decay=0.1)
 
 
+def test_class_form_of_options_that_are_not_hashable() -> None:
+    """A class is made once for equal options."""
+    weights = network()
+    with pytest.raises(TypeError, match=r"SODAWrapper.of\(..., only=...\) got a list.*function"):
+        SODAWrapper.of(AdamW, only=weights[:1])
+    opt = SODAWrapper.of(AdamW, only=tuple(weights[:1]))(weights)
+    assert opt.param_groups[0]["soda_only"] == [0]
+
+
 @pytest.mark.slow
 def test_compiled_without_recompiling() -> None:
     """k advances and lr changes; neither compiles again once both have been seen to change."""

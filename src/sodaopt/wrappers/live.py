@@ -196,7 +196,7 @@ class LiveOptimizer(Optimizer):
         default weight decay of base_class is replaced by 0.
 
         base_class: a class of optimizers.
-        options: keyword arguments of the wrapper.
+        options: keyword arguments of the wrapper, hashable.
         """
-        form: Any = cls, base_class, tuple(sorted(options.items()))
+        form: Any = cls, base_class, refusals.hashable(cls, options)
         return class_form(*form)  # type: ignore[no-any-return]
