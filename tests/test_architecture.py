@@ -1,4 +1,4 @@
-"""Rules of the package's structure that the import contracts in pyproject.toml cannot express.
+"""Rules of the package's structure that the checks of `make lint` do not express.
 
 The tests parse the source, so they see imports inside functions too.
 """
@@ -124,20 +124,11 @@ def test_no_module_answers_for_unknown_names() -> None:
 
 
 def test_only_parallel_and_lab_import_torch_distributed() -> None:
+    """ruff finds imports and attributes. A string could be the argument of import_module."""
     for file in FILES:
         if file.split("/")[0] not in ("parallel", "lab"):
             found = [n for n in names(tree(file), file) if within(n, "torch.distributed")]
             assert not found, file
-
-
-def test_kernels_import_torch_and_triton_only() -> None:
-    allowed = {"torch", "triton", *sys.stdlib_module_names}
-    kernels = [file for file in FILES if file.startswith("backends/triton/")]
-    assert len(kernels) > 3
-    for file in kernels:
-        for name in imports(tree(file), file):
-            inside = within(name, "sodaopt.backends.triton")
-            assert inside or name.split(".")[0] in allowed, (file, name)
 
 
 def test_our_classes_answer_for_themselves() -> None:
@@ -155,6 +146,11 @@ def test_private_names_of_torch() -> None:
 def test_no_file_is_too_long() -> None:
     lengths = {file: len(path.read_text().splitlines()) for file, path in FILES.items()}
     assert not {file: n for file, n in lengths.items() if n > LONGEST}
+
+
+def test_the_base_does_not_grow() -> None:
+    """Version 0.1 had 4,826 lines. Definitions in `LATER` of tools/size.py are not counted."""
+    assert size.base_lines(size.sources()).total() <= 3900
 
 
 def test_the_size_report_knows_its_files() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .fixtures_v0_1 import (
+from tests.support.fixtures_v0_1 import (
     CASES,
     DTYPES,
     FOLDER,

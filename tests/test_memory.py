@@ -31,6 +31,9 @@ REPORTED: dict[str, Callable[[nn.Module], Any]] = {
         AdamW(net.parameters(), weight_decay=0), anchor=seeded_(net)
     ),
     "wrapped SODA": lambda net: SODAWrapper(SODA(net.parameters(), 0.1, zoo.adam())),
+    "wrapped shampoo": lambda net: SODAWrapper(
+        SODA([p for p in net.parameters() if p.ndim == 2], 0.1, zoo.shampoo())
+    ),
     "averaged SODA": lambda net: GPA(SODA(net.parameters(), 0.1, "soda(adam)")),
     "soda_dagger": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1),
     "soda_dagger, auto": lambda net: SODA(param_groups(net, "soda_dagger"), 0.1, anchor="auto"),

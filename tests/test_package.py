@@ -150,7 +150,7 @@ def test_first_readme_snippet_runs_from_the_wheel(installed: Installed) -> None:
 
 @pytest.fixture(scope="module")
 def imported(installed: Installed) -> dict[str, Any]:
-    """What an import of the installed package finds and loads, in one process for all tests.
+    """Import the installed package once for all tests, and return its file, versions and modules.
 
     In this interpreter, because here the packages that must stay out can be imported.
     """

@@ -145,19 +145,19 @@ def test_a_newcomers_row_in_one_line() -> None:
     """Signum with clip: registered by its decorator, found by name, covered by the tables."""
 
     @zoo.row
-    def signum_clip(beta: float = 0.9) -> Method:
+    def newcomer(beta: float = 0.9) -> Method:
         return replace(zoo.signum(beta), geometry=Clip(Sign(unit)))
 
     try:
         weights = network()
         first = backward(weights)
-        opt = SODA(weights, 0.05, "signum_clip")
+        opt = SODA(weights, 0.05, "newcomer")
         for _ in range(50):
             backward(weights)
             opt.step()
         assert backward(weights) < first
     finally:
-        del zoo.ROWS["signum_clip"]
+        del zoo.ROWS["newcomer"]
 
 
 def test_clip_is_anchored_with_its_own_step() -> None:

@@ -196,13 +196,18 @@ def later(files: dict[str, str]) -> dict[str, dict[str, int]]:
     return found
 
 
+def base_lines(files: dict[str, str]) -> Counter[str]:
+    """The lines of code of each file, without those of later capabilities."""
+    base = Counter({name: len(code_lines(source)) for name, source in files.items()})
+    for by_file in later(files).values():
+        base.subtract(by_file)
+    return base
+
+
 def report(files: dict[str, str]) -> str:
     """The lines of code by package, of the base and of each later capability."""
     sizes = {name: len(code_lines(source)) for name, source in files.items()}
-    added = later(files)
-    base = Counter(sizes)
-    for by_file in added.values():
-        base.subtract(by_file)
+    added, base = later(files), base_lines(files)
     packages = sorted({Path(name).parts[0] for name in files})
     lines = [" code  base  package"]
     for package in packages:

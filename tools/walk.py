@@ -1,8 +1,9 @@
-"""Print the files and functions of the library that one call of step() visits.
+"""Print the files and functions that the second call of step() visits, without torch.compile.
 
     python -m tools.walk [--json | --docs]
 
-Each optimizer takes two steps on three small fp32 parameters, and the second step is recorded.
+Each optimizer takes two steps on three small fp32 parameters, and the second step is recorded. The
+first step makes state and plans the buckets.
 Files and functions are in the order of their first visit. Lambdas and comprehensions are left out,
 and so are kernels. Without a GPU, TRITON_INTERPRET=1 lets the kernels run on the CPU.
 """

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 import sodaopt
-from tests.fixtures_v0_1 import (
+from tests.support.fixtures_v0_1 import (
     ANCHOR_FILE,
     CASES,
     DTYPES,

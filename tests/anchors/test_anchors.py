@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -55,12 +55,10 @@ def saved_file(net: nn.Module, path: Path) -> Path:
     return path
 
 
+# Every anchor with a name, and some without one.
 ANCHORS: dict[str, Callable[[nn.Module, Seeds, Path], Any]] = {
-    "clone": lambda net, seeds, tmp: "clone",
+    **{name: lambda net, seeds, tmp, name=name: name for name in anchors.ANCHORS},
     "fp32": lambda net, seeds, tmp: anchors.Clone(torch.float32),
-    "bf16": lambda net, seeds, tmp: "bf16",
-    "cpu": lambda net, seeds, tmp: "cpu",
-    "auto": lambda net, seeds, tmp: "auto",
     "constant or bf16": lambda net, seeds, tmp: anchors.Constant(anchors.Rounded()),
     "seed": lambda net, seeds, tmp: seeds,
     "file": lambda net, seeds, tmp: anchors.FromFile(saved_file(net, tmp / "z0.safetensors"), net),
@@ -74,6 +72,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module, Any], Any]] = {
 }
 each = pytest.mark.parametrize("name", ANCHORS)
 optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def test_the_names_are_typed() -> None:
+    assert get_args(anchors.AnchorName) == ("auto", *(n for n in anchors.ANCHORS if n != "auto"))
 
 
 def weights(net: nn.Module) -> list[Tensor]:
@@ -98,12 +100,11 @@ def test_equal_to_a_clone(name: str, make: Any, dtype: torch.dtype, tmp_path: Pa
     """Bitwise, except that constants agree to rounding. bf16 copies start from rounded weights."""
     steps = range(20)
     (a, seeds), (b, _) = model(dtype), model(dtype)
-    if "bf16" in name:
-        with torch.no_grad():
-            for net in (a, b):
-                for p in net.parameters():
-                    p.copy_(p.bfloat16())
-    one, two = make(a, ANCHORS[name](a, seeds, tmp_path)), make(b, "clone")
+    anchor = anchors.anchor(ANCHORS[name](a, seeds, tmp_path))
+    for p in a.parameters():
+        anchor.capture(p, first=True)
+    b.load_state_dict(a.state_dict())
+    one, two = make(a, anchor), make(b, "clone")
     train(a, one, steps)
     train(b, two, steps)
     if "constant" in name or name == "auto":  # a constant is pulled by another formula
@@ -128,9 +129,10 @@ def test_resume_is_bitwise(name: str, make: Any, dtype: torch.dtype, tmp_path: P
     b.load_state_dict(saved["net"])
     two.load_state_dict(saved["opt"])
     key = "soda_z0" if isinstance(one, SODAWrapper) else "z0"
-    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+    for n, (p, q) in enumerate(zip(a.parameters(), b.parameters(), strict=True)):
         kept, back = one.state[p][key], two.state[q][key]
         assert (kept.dtype, kept.device, kept.shape) == (back.dtype, back.device, back.shape)
+        assert saved["opt"]["state"][n][key].dtype == kept.dtype
     train(b, two, range(5, 9))
     assert_bitwise(weights(a), weights(b))
 
@@ -166,6 +168,28 @@ def test_constants_cost_one_number() -> None:
     kept = {n: opt.state[p]["soda_z0"].numel() for n, p in net.named_parameters()}
     assert kept["2.weight"] == kept["2.bias"] == 1
     assert kept["1.weight"] == 128
+
+
+@pytest.mark.parametrize("z0", [(0.0, 1.0), (1.0, 0.0)], ids=["bias first", "gain first"])
+def test_each_constant_is_pulled_to_its_own_number(z0: tuple[float, float]) -> None:
+    ps = [nn.Parameter(torch.full((4,), z)) for z in z0]
+    opt = SODAWrapper(torch.optim.SGD(ps, lr=1.0), anchor="auto")
+    xs = list(z0)
+    for k in range(3):
+        for p in ps:
+            p.grad = -torch.ones_like(p)
+        opt.step()
+        xs = [x + (z - x) / (k + 2) + 1 for x, z in zip(xs, z0, strict=True)]
+    for p, x in zip(ps, xs, strict=True):
+        torch.testing.assert_close(p.detach(), torch.full((4,), x))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (0, 3)], ids=str)
+def test_one_element_stays_a_tensor(shape: tuple[int, ...]) -> None:
+    """A number on the host would save nothing, and a scalar could not be told from it."""
+    p = torch.ones(shape)
+    assert anchors.constant_of(p) is None
+    assert anchors.Constant().capture(p, first=True).shape == shape
 
 
 def test_other_attributes_of_a_parameter_are_not_its_z0() -> None:
@@ -381,19 +405,30 @@ def test_weights_are_loaded_before_the_optimizer_exists(
 
 
 @each
-def test_weights_may_be_loaded_after_a_step_that_allocates_state(name: str, tmp_path: Path) -> None:
-    """z0 is the loaded weights, except that a file and a seed have a z0 of their own."""
+@pytest.mark.parametrize("more", [0, 2])
+def test_weights_may_be_loaded_after_a_step_that_allocates_state(
+    name: str, more: int, tmp_path: Path
+) -> None:
+    """z0 is the loaded weights, except that a file and a seed have a z0 of their own.
+
+    more: further steps at lr = 0 before the weights are loaded.
+    """
     net, seeds = model()
     opt = OPTIMIZERS["SODAWrapper"](net, ANCHORS[name](net, seeds, tmp_path))
     other, _ = model(seed=None if name in ("seed", "file") else 1)
     before = weights(net)
     DCP(False).save(net, opt, tmp_path / "saved")
+    lr, opt.param_groups[0]["lr"] = opt.param_groups[0]["lr"], 0.0
+    train(net, opt, range(more))
+    opt.param_groups[0]["lr"] = lr
     assert_bitwise(weights(net), before)
     net.load_state_dict(other.state_dict())
     train(net, opt, range(1))
     z0 = [value(opt.anchor.source(p, opt.state[p]["soda_z0"]), p) for p in net.parameters()]
+    for p in other.parameters() if opt.anchor.writable else ():
+        opt.anchor.capture(p, first=True)  # it may round the weights
     for z, w in zip(z0, weights(other), strict=True):
-        assert torch.equal(z.float().expand_as(w), w.bfloat16().float() if "bf16" in name else w)
+        assert torch.equal(z.expand_as(w), w)
 
 
 KEPT = ("clone", "fp32", "cpu", "auto")
@@ -463,6 +498,18 @@ def test_a_damaged_file_is_refused(damage: Any, tmp_path: Path) -> None:
     path.write_bytes(damage(*parts(path)))
     with pytest.raises(ValueError, match=r"z0\.safetensors is damaged .*: copy it again"):
         anchors.FromFile(path, net)
+
+
+def test_only_floating_point_tensors_of_a_file_are_z0(tmp_path: Path) -> None:
+    """The integers of a quantised file are no weights."""
+    net = nn.Linear(4, 3)
+    save = pytest.importorskip("safetensors.torch").save_file
+    tensors = {"weight": torch.ones(3, 4, dtype=torch.int8), "bias": torch.zeros(3)}
+    save(tensors, tmp_path / "z0.safetensors")
+    anchor = anchors.FromFile(tmp_path / "z0.safetensors", net)
+    assert torch.equal(anchor.entry(net.bias), tensors["bias"])
+    with pytest.raises(ValueError, match="parameter in FromFile"):
+        anchor.capture(net.weight, first=True)
 
 
 @pytest.mark.parametrize("spaces", range(4))
@@ -594,6 +641,8 @@ def test_a_module_without_a_rule() -> None:
 
     with pytest.raises(ValueError, match=r"gate \(3\) of a Odd: give one"):
         seeded_(Odd())
+    with pytest.raises(ValueError, match=r"weight \(5x2\) of a Embedding: give one"):
+        seeded_(nn.Embedding(5, 2, padding_idx=0))  # torch sets its row to zero
     odd = Odd()
     seeded_(odd, rules=lambda path, module: {"gate": init.sign(2.0)})
     assert set(odd.gate.abs().tolist()) == {2.0}

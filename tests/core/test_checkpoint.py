@@ -553,10 +553,12 @@ def test_averaged_models_beside(name: str) -> None:
     assert run.opt.param_groups[0]["params"][0] is run.model[0].weight
 
 
-def test_loading_copies_the_users_containers() -> None:
+def test_loading_copies_the_users_state() -> None:
     a, b = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     one, two = SODA([a], 0.1, zoo.adam()), SODA([b], 0.1, zoo.adam())
-    one.state[a]["history"] = [1]
+    one.state[a] |= {"history": [1], "mask": torch.ones(2)}
     two.load_state_dict(one.state_dict())
     two.state[b]["history"].append(2)
+    two.state[b]["mask"].zero_()
     assert one.state[a]["history"] == [1]
+    assert one.state[a]["mask"].all()

@@ -41,7 +41,9 @@ from sodaopt.geometry import (
     unit,
     whole,
 )
+from sodaopt.geometry.norms import matrixwise
 from sodaopt.geometry.polar import BACKENDS, EXACT, lengths
+from sodaopt.geometry.views import grouped, split
 
 sqrt = math.sqrt
 EXPORTS = {name: getattr(geometry, name) for name in geometry.__all__}
@@ -63,6 +65,11 @@ SHAPES = {
     elements: [(6,), (), (3, 5), (2, 3, 4), (2, 3, 2, 2)],
 }
 POSITIONS = [(view, shape) for view, shapes in SHAPES.items() for shape in shapes]
+CUT = [  # views that cut one matrix into blocks
+    (split(3), (6, 4)),
+    (split(2, transposed), (3, 8)),
+    (grouped(2), (4, 3, 2)),
+]
 DTYPES = [torch.float32, torch.float64]
 
 
@@ -92,7 +99,7 @@ GEOMETRIES = [Case(M(n), f"{M.__name__}-{s}") for M in MAPS for s, n in NORMED.i
     Case(M(), M.__name__) for M in METRICS
 ]
 each_norm = pytest.mark.parametrize("N", NORMS, ids=named)
-each_position = pytest.mark.parametrize(("view", "shape"), POSITIONS, ids=named)
+each_position = pytest.mark.parametrize(("view", "shape"), POSITIONS + CUT, ids=named)
 each_geometry = pytest.mark.parametrize("case", GEOMETRIES, ids=named)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
@@ -444,6 +451,13 @@ def test_multinorm_does_not_depend_on_the_size(size) -> None:
     torch.testing.assert_close(scaled, small, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("norm", [N for N in NORMS if N is not Sign])
+def test_a_length_that_overflows_stays_visible(norm) -> None:
+    """A division by infinity would look like a zero gradient."""
+    [u] = norm().units([torch.full((6, 4), 3e38)])
+    assert u.isnan().all()
+
+
 @pytest.mark.parametrize("dims", [(0,), (0, 1)])
 def test_the_length_of_an_empty_shard(dims) -> None:
     assert not lengths(torch.zeros(0, 3), dims).any()
@@ -502,6 +516,13 @@ def test_a_list_is_one_by_one(case) -> None:
     for u in us:
         u.zero_()
     assert all(map(torch.equal, ds, kept))
+
+
+def test_stacks_side_by_side_in_one_memory() -> None:
+    """Single matrices at equal distances are joined without a copy. Stacks are not."""
+    stacks = list(randn((6, 3, 5)).split(2))
+    for d, doubled in zip(stacks, matrixwise(lambda X: 2 * X, stacks), strict=True):
+        assert torch.equal(doubled, 2 * d)
 
 
 @each_geometry
@@ -571,6 +592,23 @@ def test_kronecker(shape) -> None:
         L, R = L + g @ g.mT, R + g.mT @ g
         (w, P), (v, Q) = torch.linalg.eigh(L), torch.linalg.eigh(R)
         assert close(u, -P @ (w**-0.25).diag() @ P.mT @ g @ Q @ (v**-0.25).diag() @ Q.mT)
+
+
+def test_kronecker_clamps_eigenvalues() -> None:
+    """Rounding makes zero eigenvalues of L and R negative. All below eps count as eps."""
+    eps, L = 1e-4, torch.tensor([1.0, 1e-6, -0.5]).double().diag()
+    d, zero, R = torch.eye(3).double(), torch.zeros(3, 3).double(), torch.eye(3).double()
+    u, *_ = Kronecker(eps).mapped([d, zero, L, R])
+    assert close(u, torch.tensor([1.0, eps**-0.25, eps**-0.25]).diag())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [2, 3])
+def test_kronecker_state_that_is_not_finite_stays_visible(side, bad) -> None:
+    """Such as sums of squares that overflowed at an earlier step."""
+    four = [torch.ones(3, 3), torch.zeros(3, 3), torch.eye(3), torch.eye(3)]
+    four[side][1, 1] = bad
+    assert Kronecker().mapped(four)[0].isnan().all()
 
 
 @pytest.mark.parametrize(("view", "shape"), [p for p in POSITIONS if p[0] is not whole], ids=named)

@@ -249,6 +249,12 @@ def test_squares_may_overflow(name, size) -> None:
     torch.testing.assert_close(BACKENDS[name](X * size), BACKENDS[name](X), rtol=1e-3, atol=1e-4)
 
 
+@each
+def test_a_length_that_overflows_stays_visible(name) -> None:
+    Y = BACKENDS[name](torch.full((2, 6, 4), 3e38))
+    assert Y.isnan().all()
+
+
 @pytest.mark.parametrize("aspect", [1, 2, 3, 4, 100])
 @pytest.mark.parametrize("short", [1, 255, 256, 768, 2047, 100_000])
 def test_the_table_has_every_shape(short, aspect) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sodaopt import plan
-from tests.layers.support import roles
 from tests.support import models
+from tests.support.layers import roles
 from tools import architectures, layers_doc
 
 # Each pattern of names, with the role of all parameters that it matches.

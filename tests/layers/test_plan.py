@@ -16,8 +16,8 @@ from sodaopt.geometry import (
 )
 from sodaopt.geometry.polar import EXACT
 from sodaopt.layers.roles import PARENT, ROLES
-from tests.layers.support import CONV1D, model, roles
 from tests.support import models
+from tests.support.layers import CONV1D, model, roles
 
 # -- overrides ------------------------------------------------------------------------------------
 

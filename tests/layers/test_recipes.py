@@ -21,7 +21,7 @@ from sodaopt.geometry import (
     transposed,
 )
 from sodaopt.layers.recipes import ROLES, rules, soda
-from tests.layers.support import CONV1D, each_model, model
+from tests.support.layers import CONV1D, each_model, model
 from tests.support.models import MODELS
 
 STEPS = 8

@@ -12,8 +12,8 @@ from sodaopt import RECIPES, SODA, Plan, hidden, param_groups, plan, views, zoo
 from sodaopt.geometry import (
     Ball,
 )
-from tests.layers.support import CONV1D, each_model, model, roles
 from tests.support import models
+from tests.support.layers import CONV1D, each_model, model, roles
 from tests.support.models import make
 from tools import layers_doc
 

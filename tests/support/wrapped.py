@@ -31,11 +31,8 @@ WRAPPERS: dict[str, tuple[type[Wrapper], dict[str, Any]]] = {
 
 # Each anchor from a new model and its seeds.
 POLICIES: dict[str, Callable[[nn.Module, init.Seeds], Any]] = {
-    "clone": lambda model, seeds: "clone",
+    **{name: lambda model, seeds, name=name: name for name in anchors.ANCHORS},
     "clone fp32": lambda model, seeds: anchors.Clone(torch.float32),
-    "bf16": lambda model, seeds: "bf16",
-    "cpu": lambda model, seeds: "cpu",
-    "auto": lambda model, seeds: "auto",
     "file": lambda model, seeds: anchors.FromFile(z0_file(model), model),
     "seed": lambda model, seeds: seeds,
 }

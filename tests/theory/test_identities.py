@@ -15,8 +15,7 @@ from sodaopt.theory.mutants import MUTANTS, examine
 from sodaopt.theory.regularisers import regulariser
 from sodaopt.theory.spaces import Space
 from sodaopt.theory.weights import moda
-
-from .helpers import SEEDS, SHAPE, STRONGLY_CONVEX, metric, normal
+from tests.support.geometries import SEEDS, SHAPE, STRONGLY_CONVEX, metric, normal
 
 
 def inside(h, x):

@@ -15,8 +15,7 @@ from sodaopt.theory.experiments import near_l1
 from sodaopt.theory.problems import measured_noise
 from sodaopt.theory.regularisers import FixedMetric, PNorm, Smoothed, regulariser
 from sodaopt.theory.spaces import Lp, Metric, dot
-
-from .helpers import SEEDS, SHAPE, SPECTRAL, STRONGLY_CONVEX, metric, mirror, normal
+from tests.support.geometries import SEEDS, SHAPE, SPECTRAL, STRONGLY_CONVEX, metric, mirror, normal
 
 # -- regularisers and norms -----------------------------------------------------------------------
 

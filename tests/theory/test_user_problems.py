@@ -14,8 +14,7 @@ from sodaopt.theory import checks, models, problems, rates, runs
 from sodaopt.theory.bounds import Constants, constants, equal_weights
 from sodaopt.theory.problems import Problem
 from sodaopt.theory.regularisers import FixedMetric, PNorm, Smoothed, clip, regulariser
-
-from .helpers import SPECTRAL
+from tests.support.geometries import SPECTRAL
 
 
 def test_a_rule_runs_on_a_users_own_problem():

@@ -41,6 +41,19 @@ def test_from_a_checkpoint_with_decay(cls: Any) -> None:
         assert torch.equal(opt.state[w]["soda_z0"], z)
 
 
+@pytest.mark.parametrize("setting", ["foreach", "fused"])
+@pytest.mark.parametrize("value", [None, False])
+def test_the_implementation_is_the_optimizers(setting: str, value: bool | None) -> None:
+    """A checkpoint from a GPU may have settings that this device does not support."""
+    old, new = network(torch.float32), network(torch.float32)
+    running = AdamW(old, **{setting: True})
+    feed(running, old, range(2))
+    opt = SODAWrapper(AdamW(new, weight_decay=0, **{setting: value}))
+    continue_from(opt, running.state_dict())
+    assert opt.param_groups[0][setting] is value
+    feed(opt, new, range(2, 4))
+
+
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
 

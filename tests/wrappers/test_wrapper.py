@@ -202,7 +202,7 @@ def test_resume_is_bitwise(make: Make, dtype: torch.dtype) -> None:
     assert_bitwise(there, back)
 
 
-@pytest.mark.parametrize("anchor", ["clone", "bf16", "cpu", "auto"])
+@pytest.mark.parametrize("anchor", anchors.ANCHORS)
 def test_a_loaded_z0_shares_no_memory(anchor: str) -> None:
     weights, new = network(), network()
     opt, fresh = (SODAWrapper(adamw(ws), anchor=anchor) for ws in (weights, new))
@@ -402,6 +402,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
                       weight_decay=0),
         "group 1 of AdamW has weight_decay=1",
     ),
+    "decay by another name": (lambda: scion_like(wd=0.1), "wd=0.1"),
+    "decay of vectors": (lambda: scion_like(weight_decay_1d=0.1), "weight_decay_1d=0.1"),
     "constrained Scion": (lambda: scion_like(unconstrained=False), "unconstrained=False"),
     "constrained SCION": (lambda: scion_like(constraint=True), "constraint=True"),
     "a decayed row": (lambda: SODA(network(), 0.1, zoo.adamw()), "runs adamw.*centre 'origin'"),
@@ -724,6 +726,24 @@ class Remembers(SGD):
             p.add_(s["last"][0].lerp(s["last"][1], 0.5) + s["seen"][0], alpha=-0.1)
 
 
+def test_fp32_copies_have_the_attributes_of_their_parameters() -> None:
+    """Some bases read a setting of each parameter there."""
+
+    class Labelled(SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.add_(p.grad, alpha=-0.1 * p.rate)
+
+    low = network(torch.bfloat16)
+    high = [Parameter(w.detach().float()) for w in low]
+    for n, pair in enumerate(zip(low, high, strict=True)):
+        for p in pair:
+            p.rate = n  # type: ignore[attr-defined]
+    one, two = SODAWrapper(Labelled(low, 0.1)), SODAWrapper(Labelled(high, 0.1))
+    assert len(list(both(one, low, two, high, 3))) == 3 * len(low)
+
+
 def test_nested_16_bit_state_is_cast() -> None:
     """As far as torch's load_state_dict casts it: dicts, lists and tuples."""
     [w, *_] = network(torch.bfloat16)
@@ -921,12 +941,24 @@ def test_fp32_copies(sizes: list[int]) -> None:
         assert wide.data_ptr() % 16 == 0
 
 
-def test_a_refused_decay_leaves_the_base() -> None:
-    base = AdamW([Parameter(torch.zeros(4))], weight_decay=0)
+REFUSALS: dict[str, tuple[float, Any, str]] = {
+    "decay": (0.0, {"decay": "uniform"}, "decay must be a number or a function"),
+    "weight decay": (0.1, {}, "group 1 of AdamW has weight_decay=0.1"),
+}
+
+
+@pytest.mark.parametrize(("weight_decay", "options", "words"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refused_base_stays_as_it_was(weight_decay: float, options: Any, words: str) -> None:
+    """It can be wrapped as soon as the cause is mended, also while the error is handled."""
+    one, two = Parameter(torch.zeros(4)), Parameter(torch.zeros(4))
+    base = adamw([{"params": [one]}, {"params": [two], "weight_decay": weight_decay}])
     before = base.state_dict(), dict(base.defaults)
-    with pytest.raises(TypeError, match="decay must be a number or a function"):
-        SODAWrapper(base, decay="uniform")  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match=words) as error:
+        SODAWrapper(base, **options)
     assert (base.state_dict(), base.defaults) == before
+    base.param_groups[1]["weight_decay"] = 0
+    feed(SODAWrapper(base), [one, two], range(1))
+    assert error.tb is not None
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])
@@ -1090,6 +1122,15 @@ def test_class_form() -> None:
         cls(network(), lr=0.01, weight_decay=0.1)
 
 
+def test_class_form_of_options_that_are_not_hashable() -> None:
+    """A class is made once for equal options."""
+    weights = network()
+    with pytest.raises(TypeError, match=r"SODAWrapper.of\(..., only=...\) got a list.*function"):
+        SODAWrapper.of(AdamW, only=weights[:1])
+    opt = SODAWrapper.of(AdamW, only=tuple(weights[:1]))(weights)
+    assert opt.param_groups[0]["soda_only"] == [0]
+
+
 @pytest.mark.slow
 def test_compiled_without_recompiling() -> None:
     """k advances and lr changes; neither compiles again once both have been seen to change."""
@@ -1168,19 +1209,29 @@ def test_a_decaying_base_decays_in_16_bits_too(wrap: Any, dtype: torch.dtype) ->
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
-def test_an_error_on_the_way_leaves_16_bit_weights() -> None:
-    class Picky(anchors.Clone):
-        def capture(self, p: Tensor, first: bool) -> Tensor:
-            if p.shape == (3, 6):
-                raise ValueError("no")
-            return super().capture(p, first)
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_on_the_way_leaves_the_weights(
+    late: bool, dtype: torch.dtype, decay: float
+) -> None:
+    """Groups before the one with the error are pulled already. A pull of 1 has no inverse."""
 
-    weights = network(torch.bfloat16)
-    before = bits(weights)
-    opt = SODAWrapper(SGD([{"params": [w]} for w in weights], lr=0.1), anchor=Picky())
+    class Picky(anchors.Clone):
+        def source(self, p: Tensor, kept: Tensor) -> Any:
+            if is_broken and p.shape == (3, 6):
+                raise ValueError("no")
+            return super().source(p, kept)
+
+    is_broken, weights = not late, network(dtype)
+    groups = [{"params": [w]} for w in weights]
+    opt = SODAWrapper(SGD(groups, lr=0.1), anchor=Picky(), decay=decay)
+    if late:
+        feed(opt, weights, range(2))
+    before, is_broken = bits(weights), True
     with pytest.raises(ValueError, match="no"):
-        feed(opt, weights, range(1))
-    assert_bitwise(weights, before)
+        feed(opt, weights, range(2, 3))
+    torch.testing.assert_close([w.detach() for w in weights], before, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

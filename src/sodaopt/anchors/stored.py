@@ -12,7 +12,23 @@ from sodaopt.parallel import sharded
 
 
 class Anchor:
-    """Where z0 lives. A subclass defines `capture`, and `source` if z0 is not the captured tensor.
+    """Where z0 lives. An optimizer keeps one tensor for each parameter in its state.
+
+        parameter --capture--> state --saved--> checkpoint --restore--> state
+        state --source--> z0, at each step
+
+    A subclass defines `capture`. It also defines
+
+        source    if z0 is not the captured tensor
+        saved     if the captured tensor does not have the parameter's shape
+        restore   if the tensor in a checkpoint does not have the parameter's shape, or if
+                  `capture` cannot make the state from it
+        writable  as False if z0 is not in the state: `capture` then returns an empty tensor, and
+                  z0 is found by the parameter, as in `Elsewhere`
+
+    If `saved` returns z0 in the parameter's shape, the anchors read each other's checkpoints. An
+    anchor is copied and pickled with its optimizer. `capture` also gets parameters on the meta
+    device, where memory is predicted, and DTensors, of which `source` returns this rank's shard.
 
     writable: z0 is in the state. The wrapper's at_start="reanchor" can then capture it again later.
 
@@ -38,7 +54,13 @@ class Anchor:
         return kept if type(kept) in PLAIN else sharded.local(kept)
 
     def restore(self, kept: Tensor, p: Tensor) -> Tensor:
-        """Return the tensor to keep in the state, from the one in a checkpoint."""
+        """Return the tensor to keep in the state, from the one in a checkpoint.
+
+        The default captures the checkpoint's tensor, which must have the shape of p, or be empty if
+        the anchor is not writable.
+
+        kept: the tensor that `saved` returned, or the one of another anchor.
+        """
         if p.numel() and bool(kept.numel()) != self.writable:
             found, keeps = ("no", "keeps it") if self.writable else ("a", "does not keep it")
             raise ValueError(
@@ -132,8 +154,9 @@ class Constant(Anchor):
 def constant_of(p: Tensor) -> Tensor | None:
     """Return the one value of all elements of this rank's shard of p, or None if they differ.
 
-    The values of a meta tensor are unknown, and count as different. The result may differ between
-    ranks, because each rank needs its own shard only.
+    A p of one element gives None too, because a number would not save memory. The values of a meta
+    tensor are unknown, and count as different. The result may differ between ranks, because each
+    rank needs its own shard only.
 
     p: a parameter, or a tensor of that kind.
 

@@ -51,7 +51,11 @@ def _batch(X: list[Tensor]) -> Tensor:
 
 
 def _is_beside(x: Tensor, first: Tensor) -> bool:
-    """Whether two tensors are views of one memory with the same strides."""
+    """Whether two tensors are views of one memory with the same strides.
+
+    `_base`, the tensor of a view, is private in torch. If torch removes it, return False: `_batch`
+    then copies the matrices.
+    """
     return first._base is not None and x._base is first._base and x.stride() == first.stride()
 
 

@@ -50,7 +50,9 @@ class LiveOptimizer(Optimizer):
     def _connect(self) -> None:
         """Make the parts that are not copied or pickled."""
         super().__setstate__({})  # makes torch's tables of hooks, and lets step() run them
-        # the wrapper shares the base's tables of step hooks, whose names are private in torch
+        # The wrapper shares the base's tables of step hooks, whose names are private in torch. If
+        # torch removes them, drop these lines and the same tables in `_without_hooks` (base.py).
+        # The base's hooks then run inside the wrapper's step, and see fp32 copies.
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
         self._fp32_step = Fp32Step(self.base, type(self).__name__)
@@ -194,7 +196,7 @@ class LiveOptimizer(Optimizer):
         default weight decay of base_class is replaced by 0.
 
         base_class: a class of optimizers.
-        options: keyword arguments of the wrapper.
+        options: keyword arguments of the wrapper, hashable.
         """
-        form: Any = cls, base_class, tuple(sorted(options.items()))
+        form: Any = cls, base_class, refusals.hashable(cls, options)
         return class_form(*form)  # type: ignore[no-any-return]

@@ -46,6 +46,8 @@ class Fp32Step:
         grads: the gradients of the copies.
         """
         copies = self._copies(params, points, grads)
+        # torch counts the changes of a tensor in the private `_version`. If torch removes it, drop
+        # this count and the check below, which finds a base that would move nothing.
         versions = [sharded.local(p)._version for p in params]
         try:
             self._replace(params, copies)

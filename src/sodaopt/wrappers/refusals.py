@@ -72,6 +72,40 @@ def explained(decay: Any) -> Iterator[None]:
         ) from e
 
 
+@contextmanager
+def unchanged(base: Optimizer) -> Iterator[None]:
+    """Leave the groups and the defaults of a base as they were if it is refused.
+
+    A wrapper may wrap it then, although the error may keep the refused one alive.
+    """
+    places = [base.defaults, *base.param_groups]
+    before = [dict(keys) for keys in places]
+    try:
+        yield
+    except BaseException:
+        for keys, old in zip(places, before, strict=True):
+            keys.clear()
+            keys.update(old)
+        WRAPPERS.pop(id(base), None)
+        raise
+
+
+def hashable(wrapper: type, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the options of a wrapper's class form in order, or raise if one is not hashable.
+
+    Equal options give the same class, which is kept.
+    """
+    for name, value in options.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(
+                f"{wrapper.__name__}.of(..., {name}=...) got a {type(value).__name__}, which is "
+                "not hashable: pass a function, such as only=lambda p: p.ndim == 2, or a tuple"
+            ) from None
+    return tuple(sorted(options.items()))
+
+
 # -- loading --------------------------------------------------------------------------------------
 
 

@@ -76,9 +76,10 @@ class SODAWrapper(Wrapper):
             for group in base.param_groups:
                 first = self._group_keys() | group | {"soda_k": self.start}
                 self._lam(first, self._memory(first))
-        for group in base.param_groups:
-            group["soda_only"] = self._selected(group["params"])
-        super().__init__(base)
+        with refusals.unchanged(base):
+            for group in base.param_groups:
+                group["soda_only"] = self._selected(group["params"])
+            super().__init__(base)
         if not (only is None or callable(only)):  # the groups have the positions
             self.only = frozenset().__contains__  # nothing of a group that is added
 

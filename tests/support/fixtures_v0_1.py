@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import sodaopt
 from sodaopt import SODA, SODAWrapper, zoo
 
-FOLDER = Path(__file__).parent / "fixtures" / "v0_1"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "v0_1"
 ANCHOR_FILE = FOLDER / "z0.safetensors"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LR = 0.1
