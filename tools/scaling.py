@@ -70,7 +70,7 @@ def muon_groups(model: nn.Module) -> list[list[nn.Parameter]]:
 
 def compared() -> str:
     head = ["model", "parallel", "Muon, gathered on each rank (Dion, Table 1)",
-            "Dion, rank 1/4 (Table 1)", "sodaopt, counted by the plan"]  # fmt: skip
+            "Dion, rank 1/4 (Table 1)", "sodaopt, counted by the rounds"]  # fmt: skip
     body = [
         [model, *dion(without_memory(model), row)]
         for model in CLUSTERS

@@ -46,7 +46,6 @@ LATER = {
         " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
         "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
         "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
-        "core/optimizer.py: SODA._sharing",
         "parallel/sharded.py: place",
     ),
     "the spectral step by kernels before the products, and Gram products": (

@@ -18,7 +18,7 @@ from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.core import together
 from sodaopt.geometry import Ball, Spectral
 from sodaopt.parallel import agree, stages
-from tests.parallel.test_exchange import everybody, placed
+from tests.parallel.test_exchange import everybody, mesh_of, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
 pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -174,6 +174,25 @@ def two_meshes() -> None:
     opt.step()
 
 
+def fewer_meshes(lost: bool) -> None:
+    """Some ranks have a parameter on a mesh of their own. The others do not wait for it."""
+    world, pair = mesh_of((4,)), DeviceMesh("cpu", [0, 1])
+    has_both = dist.get_rank() < 2
+    meshes = [world, pair] if has_both else [world]
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 4), m, [Shard(0)])) for m in meshes]
+    opt = SODA(params, 0.1, zoo.muon())
+    for p in params:
+        p.grad = torch.ones_like(p)
+    if lost and dist.get_rank() == 1:
+        params[1].grad = None
+    if lost:
+        with pytest.raises(RuntimeError, match="without a gradient") as e:
+            opt.step()
+        assert len(set(everybody(str(e.value)))) == 1
+    else:
+        opt.step()
+
+
 def outside_the_mesh() -> None:
     """A rank that is not in the mesh of a parameter has no part of it."""
     mesh = DeviceMesh("cpu", [0, 1])
@@ -183,7 +202,9 @@ def outside_the_mesh() -> None:
     if dist.get_rank() < 2:
         opt.step()
     else:
-        with pytest.raises(ValueError, match="4x4 is on a mesh without this rank"):
+        with pytest.raises(
+            ValueError, match=r"parameter 0 of group 0 .* is on a mesh without this rank"
+        ):
             opt.step()
 
 
@@ -285,6 +306,8 @@ CHECKS: dict[str, Check] = (
             partial(in_pairs, stopped, "at first", "did not call step")
         ),
         "two meshes": bind(two_meshes),
+        "fewer meshes": bind(partial(fewer_meshes, False)),
+        "fewer meshes, without a gradient": bind(partial(fewer_meshes, True)),
         "outside the mesh": bind(outside_the_mesh),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),

@@ -72,8 +72,6 @@ class SODA(StatefulOptimizer):
     parameters in float64. torch.float16 and torch.bfloat16 halve the bytes, and fp16 is more exact.
     """
 
-    _sharing = Sharing()  # for copies, which cannot hold a process group
-
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]],
@@ -111,6 +109,8 @@ class SODA(StatefulOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        if "_sharing" not in vars(self):  # a copy cannot hold a process group
+            self._sharing = Sharing()
         compiled.KNOWN[id(self)] = self  # a copy is made without __init__
 
     # -- the step -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, finish, inputs
 from sodaopt.core.validation import labels
-from sodaopt.parallel.agree import Failure, agree, partners
+from sodaopt.parallel.agree import Failure, agree, partners, size
 from sodaopt.parallel.exchange import Shards
 from sodaopt.parallel.order import ordered
 from sodaopt.parallel.stages import Exchange
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 Shared = dict[Any, list[int]]
 """The indices of the parameters that ranks share, by their mesh or process group."""
 FIXED = "method", "maximize", "seed"
-"""The keys of a group that must be the same on all ranks, besides lr. "settings" follow from the
-method."""
+"""The keys of a group that must be the same on all ranks, besides lr."""
 
 
 def shared(opt: SODA) -> Shared:
     """Return the parameters that ranks share, and whose maps are not elementwise."""
+    opt._sharing.begin(lambda p: labels(opt.param_groups)[p])
     found: Shared = {}
     index = 0
     for group in opt.param_groups:
@@ -47,11 +47,10 @@ def step(opt: SODA, shared: Shared) -> None:
             "a CUDA graph cannot capture a step in which ranks share matrices, because the ranks "
             "compare their steps on the host: call step() outside the graph"
         )
-    sharing = opt._sharing
-    sharing.begin(lambda p: labels(opt.param_groups)[p])
+    sharing, fixed = opt._sharing, _fixed(opt, shared)
     buckets = sharing.attempt(opt._buckets, list[Bucket], doing="prepare")
     steps = {j: b.k for b in buckets for j in b.indices}
-    lrs, fixed = [float(group["lr"]) for group in opt.param_groups], _fixed(opt, shared)
+    lrs = sharing.attempt(lambda: _lrs(opt), list[float], doing="prepare")
 
     def numbers(ranks: Any) -> object:
         return fixed[ranks], lrs, [steps.get(j, -1) for j in shared[ranks]]
@@ -64,8 +63,12 @@ def step(opt: SODA, shared: Shared) -> None:
     _compare(opt, shared, lambda ranks: None, lambda ranks: [])
 
 
+def _lrs(opt: SODA) -> list[float]:
+    return [float(group["lr"]) for group in opt.param_groups]
+
+
 def _is_captured(opt: SODA) -> bool:
-    """Whether a CUDA graph captures the step. Only optimizers on a GPU ask."""
+    """Whether a CUDA graph captures the step. A CPU step skips this question."""
     params = [p for group in opt.param_groups for p in group["params"]]
     return params[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
@@ -78,18 +81,17 @@ def _compare(
 ) -> None:
     """Raise on every rank if one of them failed, or if their summaries differ.
 
-    A failure must also reach the ranks of other meshes: in each pass it spreads to the meshes that
-    have a rank with this failure.
+    A failure must also reach the ranks of other meshes. The largest mesh compares last, and often
+    has all ranks. Smaller ones compare again, so that they learn of failures elsewhere.
 
     summary, describe: functions of a mesh or process group, see `agree`.
     """
-    sharing = opt._sharing
-    for _ in shared:
-        for ranks in shared:
-            try:
-                agree(ranks, summary(ranks), partial(describe, ranks), sharing.failure)
-            except Failure as e:
-                sharing.failure = e
+    sharing, every = opt._sharing, sorted(shared, key=size)
+    for ranks in [*every, *(ranks for ranks in every if size(ranks) < size(None))]:
+        try:
+            agree(ranks, summary(ranks), partial(describe, ranks), sharing.failure)
+        except Failure as e:
+            sharing.failure = e
     if sharing.failure is not None:
         raise sharing.failure
 
@@ -123,7 +125,8 @@ def _cut(opt: SODA, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange]]:
         shards = part if geometry.exchanges else None
         b = replace(b, run=finish, shards=shards, **own)
         steps = partial(_tensors, b), partial(opt._step_bucket, b)
-        found.append((b, Exchange(part, round_, geometry.mapped, *steps, b.dtype)))
+        is_alone = round_.kind.has_tasks and not geometry.reads_m_bar
+        found.append((b, Exchange(part, round_, geometry.mapped, *steps, b.dtype, is_alone)))
     return found
 
 
@@ -135,8 +138,13 @@ def _tensors(b: Bucket) -> list[Tensor]:
 
 
 def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:
-    """Describe everything that the ranks compare besides the numbers of a step."""
-    key = [(*(g[n] for n in FIXED), *map(id, g["params"])) for g in opt.param_groups]
+    """Return, by mesh, the text of everything that the ranks compare besides the numbers of a step.
+
+    It is made again if a group or a parameter has changed.
+    """
+    key = [
+        (*(g[n] for n in FIXED), *((id(p), p.dtype) for p in g["params"])) for g in opt.param_groups
+    ]
     if opt._sharing.fixed[0] != (key, shared):
         texts = {ranks: "\n".join(_descriptions(opt, j)) for ranks, j in shared.items()}
         opt._sharing.fixed = (key, shared), texts

@@ -126,8 +126,8 @@ def check_sharing(group: Any, dtype: torch.dtype | None) -> None:
     """Raise if these cannot be the process_group and the comm_dtype of SODA."""
     if group is not None and not hasattr(group, "rank"):
         raise TypeError(
-            f"process_group must be a ProcessGroup such as dist.group.WORLD, got {group!r}: of a "
-            "mesh, pass mesh.get_group()"
+            f"process_group must be a ProcessGroup such as dist.group.WORLD, got {group!r}. For "
+            "a DeviceMesh, pass mesh.get_group()"
         )
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(

@@ -9,7 +9,7 @@ from sodaopt.parallel.layout import Placement, Shape
 Place: TypeAlias = Callable[[str, Shape], Placement]
 """A function from the name and the shape of a parameter to its placement."""
 
-ROW_PARALLEL = r"(o_proj|out_proj|c_proj|proj|down_proj)(\.weight)?$"
+ROW_PARALLEL = r"(^|\.)(o_proj|out_proj|c_proj|proj|down_proj)(\.weight)?$"
 """A pattern of names. Tensor parallelism cuts such a layer along its input, and others
 along their output."""
 

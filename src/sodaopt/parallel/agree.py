@@ -36,6 +36,14 @@ def partners(key: Any) -> Any:
     return key[0] if isinstance(key, tuple) else key
 
 
+def size(ranks: Any) -> int:
+    """The number of ranks of a mesh or process group. None: of all ranks."""
+    import torch.distributed as dist
+
+    n: int = dist.get_world_size() if ranks is None else ranks.size()
+    return n
+
+
 def agree(
     ranks: Any, summary: object, describe: Callable[[], list[str]], failure: Failure | None
 ) -> None:

@@ -1,12 +1,12 @@
 """Which rank computes which matrix, and which parameters are in one round.
 
-Every matrix has one owner, which computes it once for all ranks. Matrices that are whole on a shard
-(experts sharded over experts) stay there, up to an equal share of the parameter. All others are
-dealt one by one, the largest first, each to the rank with the least work so far. So a rank has at
+Every matrix has one owner, which computes it once for all ranks. A shard keeps its whole matrices
+(experts sharded over experts), until their work is 1/S of the parameter's. All others are dealt one
+by one, the largest of a group first, each to the rank with the least work so far. So a rank has at
 most the mean work plus one matrix.
 
 The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
-so have the matrices that it computes. If one matrix or one parameter's shard is larger, the limit
+its matrices have at most `limit` too. If one matrix or one parameter's shard is larger, the limit
 is its size.
 
 All ranks deal alike, and need no communication for it.
@@ -40,7 +40,7 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Round]:
     for j in sorted(range(len(params)), key=order):
         p = params[j]
         if not found or not found[-1].fits(kinds[j], p, owners[j]):
-            # one matrix for each of the S owners, whose shards may be uneven
+            # allow one matrix for each shard, or two if shards are uneven
             one = min(grid.S * p.shard // max(len(p.tasks), 1), 2 * p.largest)
             held: list[list[Piece]] = [[] for _ in range(grid.R)]
             found.append(Round(grid, kinds[j], limit, max(limit, one), p.largest, held=held))

@@ -7,6 +7,7 @@ columns need.
 """
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -34,7 +35,8 @@ class Sharing:
     dtype: the dtype in which matrices travel. None: their own dtype.
     label: names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
-    fixed: the settings that the ranks compare at each step, as text, with a key of its inputs.
+    fixed: (key, texts): the text of the settings that the ranks compare at each step, by mesh, and
+    the key of the groups that it describes.
     """
 
     fixed: Any = None, None
@@ -58,7 +60,8 @@ class Sharing:
         """Return work(). If it raises an error, keep the error and return instead().
 
         The other ranks wait for the messages of this rank, so it must go on until the end of the
-        step. Then all ranks raise the error.
+        step. Then all ranks raise the error. If work communicates, the others wait for it until
+        the time-out.
 
         params: the parameters that the error names.
         doing: the verb of the error: a rank could not "compute" the step.
@@ -75,6 +78,7 @@ class Sharing:
                 who = f"rank {dist.get_rank()} could not {doing} the step"
                 self.failure = Failure(f"{who}: {cause}")
                 self.failure.__cause__ = e
+            traceback.clear_frames(e.__traceback__)  # frees the tensors of the work
             return instead()
 
     def key(self, p: Any) -> Any:

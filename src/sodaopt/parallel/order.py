@@ -21,7 +21,7 @@ def ordered(rounds: Sequence[Round]) -> Iterator[tuple[str, int]]:
 
 
 def _one_by_one(rounds: Sequence[Round], indices: list[int]) -> Iterator[tuple[str, int]]:
-    """Finish a round before the next one is sent, if that one needs its memory."""
+    """Finish the oldest rounds before one is sent that would need too much memory."""
     computed, most = list[int](), max((rounds[j].largest for j in indices), default=0)
     for j in [*indices, None]:
         for old in _oldest(rounds, computed, j, most):

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 BUCKET = 1 << 27
 """The most elements of all rounds under way on a rank. The temporary memory of a step is at most
-this and the largest matrix. A matrix with more than BUCKET elements counts instead of BUCKET. So
-does a rank's share of a stack of matrices, twice: as it is sent, and as it is received. It counts a
-third time if alpha_bar is not 0, because m_bar of the share is a new tensor."""
+this and the largest matrix. A matrix with more than BUCKET elements counts instead of BUCKET. For a
+stack of matrices, twice the part that a rank has or computes replaces BUCKET (it is sent and
+received), and three times this part if alpha_bar is not 0, because m_bar of it is a new tensor."""
 
 ROUND = BUCKET // 8
 """The most elements of a round on a rank. Rounds that overlap have up to eight times as many in
@@ -59,6 +59,7 @@ class Exchange:
     needed, so that temporary tensors do not live between stages.
     step: a function that steps the parameters with the results.
     dtype: the dtype of the tensors. They may travel in another one.
+    is_alone: whether `step` communicates with no rank, so that its error can wait.
     arriving: a function that waits for the collective under way, and returns the tensors that it
     fills.
     """
@@ -69,6 +70,7 @@ class Exchange:
     tensors: Callable[[], list[Tensor]]
     step: Callable[[], None]
     dtype: torch.dtype
+    is_alone: bool
     arriving: Callable[[], Any] = lambda: None
 
     def send(self) -> None:
@@ -102,11 +104,20 @@ class Exchange:
 
     def finish(self) -> None:
         """Step the parameters with the results: this rank's shards of the mapped tensors."""
-        parts = [part.to(self._home, self.dtype) for part in self._arrived()]
+        arrived = list(self._arrived())
+        if self.is_alone:
+            self.shards.sharing.attempt(
+                partial(self._finish, arrived), lambda: None, self.shards.params
+            )
+        else:
+            self._finish(arrived)
+        self.shards.results = None
+
+    def _finish(self, arrived: list[Tensor]) -> None:
+        parts = [arrived.pop(0).to(self._home, self.dtype) for _ in list(arrived)]
         self.shards.results = _unpacked(parts, self.round.held, self.round.shapes) or None
         del parts  # the results may be copies
-        self.shards.sharing.attempt(self.step, lambda: None, self.shards.params)
-        self.shards.results = None
+        self.step()
 
     @property
     def _own(self) -> list[Piece]:
@@ -234,6 +245,8 @@ class Exchange:
                 for work in works:
                     work.wait()
         except RuntimeError as e:
+            if self.shards.sharing.failure is not None:  # the cause is here
+                raise self.shards.sharing.failure from e
             names = ", ".join(map(self.shards.sharing.label, self.shards.params))
             raise RuntimeError(
                 f"the exchange of {names} failed because another rank stopped or raised elsewhere: "

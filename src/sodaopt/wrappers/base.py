@@ -188,7 +188,7 @@ class Wrapper(Watched, LiveOptimizer):
 
 
 def _check_capture(wrapper: Optimizer, steps: list[GroupStep]) -> None:
-    """Raise if a CUDA graph is being captured. Only a step on a GPU asks."""
+    """Raise if a CUDA graph is being captured. A CPU step skips this question."""
     is_on_gpu = any(step.params[0].is_cuda for step in steps)
     if is_on_gpu and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
