@@ -107,6 +107,17 @@ def fail_to_average(opt: SODA) -> None:
     opt._buckets = wrong_shapes  # type: ignore[method-assign]
 
 
+def fail_to_pack(opt: SODA) -> None:
+    patch = opt._sharing.patched = pytest.MonkeyPatch()  # type: ignore[attr-defined]
+    pack = stages.Exchange._packed
+
+    def fail_once(*args: Any) -> Tensor:
+        patch.setattr(stages.Exchange, "_packed", pack)
+        raise MemoryError("out of memory")
+
+    patch.setattr(stages.Exchange, "_packed", fail_once)
+
+
 def fail_to_finish(opt: SODA) -> None:
     opt._advance = broken  # type: ignore[assignment]
 
@@ -120,6 +131,7 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
         r"rank 3 could not compute the step: fourth of group 0 .*broken",
     ),
     "averages": (None, fail_to_average, "rank 3 could not compute.*: .*fourth of group 0 .*: The "),
+    "packs": (None, fail_to_pack, "rank 3 could not compute.*of group 0.*: out of memory"),
     "finishes": (None, fail_to_finish, "rank 3 could not compute the step: .*of group 0.*broken"),
     "step": (None, count_on, "second of group 0"),
     "method": (None, change_method, "'method': 'muon'.* but rank 3 .*'method': 'multinorm'"),
@@ -142,6 +154,7 @@ def faulty(parallelism: str, fault: str, after: int) -> None:
             opt.param_groups[0]["lr"] = 0.1
     with pytest.raises(RuntimeError) as e:
         opt.step()
+    getattr(opt._sharing, "patched", pytest.MonkeyPatch()).undo()
     assert re.search(message, str(e.value)), str(e.value)
     assert len(set(everybody(str(e.value)))) == 1, "not the same error"
 
@@ -236,7 +249,7 @@ def stopped(where: str, message: str) -> None:
         if dist.get_rank() == 0:
             if where != "within":
                 return
-            patch.setattr(stages.Exchange, "_packed", lambda *args: broken(args[0]))
+            patch.setattr(stages.Exchange, "spread", lambda *args: broken(args[0]))
         with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
             opt.step()
 

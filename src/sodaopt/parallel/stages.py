@@ -76,14 +76,16 @@ class Exchange:
     def send(self) -> None:
         """Start to send the pieces of the matrices to their owners, unless the owners have them."""
         if self.round.travels:
-            self._all_to_all(self._packed(self._own, self._sent()), self._own, self.round.made_of)
+            self._all_to_all(
+                self._message(self._own, [self._sent()]), self._own, self.round.made_of
+            )
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
         is_beside = self.shards.replica_group is not None and self.shards.device.type == "cuda"
         stream = _products_stream(self.shards.device) if is_beside else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            packed = self._packed(self.round.made_of, self._mapped(self._matrices()))
+            packed = self._message(self.round.made_of, [self._mapped(self._matrices())])
             works = [stream.record_event()] if stream is not None else []
             self.arriving = lambda: self._waited(works, packed, packed)
             if self.round.travels:
@@ -177,6 +179,21 @@ class Exchange:
             return [torch.zeros_like(x) for x in X]
 
         return self.shards.sharing.attempt(mapped, zeros, params)
+
+    def _message(self, pieces: list[Piece], tensors: list[list[Tensor]]) -> Tensor:
+        """Pack the pieces. The message is zeros if this raises an error.
+
+        tensors: a list of one list, which is removed from it, so that it is freed.
+        """
+
+        def zeros() -> Tensor:
+            n, dtype = sum(self._sizes(pieces)), self._travels_in
+            return torch.zeros(n, dtype=dtype, device=self.shards.device)
+
+        def packed() -> Tensor:
+            return self._packed(pieces, tensors.pop())
+
+        return self.shards.sharing.attempt(packed, zeros, self.shards.params)
 
     def _packed(self, pieces: list[Piece], tensors: Sequence[Tensor]) -> Tensor:
         """Return the pieces one after the other, on the device of the mesh, as one flat tensor.
