@@ -40,8 +40,8 @@ def flattened() -> list[Parameter]:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "negative lr": (build(network, -1.0), ValueError, "negative or infinite, got -1.0"),
-    "nan lr": (build(network, float("nan")), ValueError, "negative or infinite, got nan"),
+    "negative lr": (build(network, -1.0), ValueError, "negative, infinite or nan, got -1.0"),
+    "nan lr": (build(network, float("nan")), ValueError, "negative, infinite or nan, got nan"),
     "method for lr": (build(network, adam), TypeError, r"SODA\(params, lr, method\)"),
     "lr as text": (build(network, "0.1"), TypeError, "lr must be a number"),
     "negative group lr": (
@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "both an lr and an lr_factor",
     ),
     "empty group": (build([{"params": []}]), ValueError, "empty parameter list"),
-    "infinite lr": (build(network, float("inf")), ValueError, "negative or infinite"),
+    "infinite lr": (build(network, float("inf")), ValueError, "negative, infinite or nan"),
     "misspelt group key": (
         build(lambda: [{"params": network(), "methd": adam}]), ValueError, "did you mean 'method'"),
     "misspelt decay": (

@@ -185,7 +185,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "decay at y negative": (
         lambda: ScheduleFree(adamw(params()), weight_decay_at_y=-1), ValueError, "y must not be"),
     "decay at y nan": (
-        lambda: ScheduleFree(adamw(params()), weight_decay_at_y=math.nan), ValueError, "finite"),
+        lambda: ScheduleFree(adamw(params()), weight_decay_at_y=math.nan), ValueError, "infinite"),
     "decay at y text": (
         lambda: ScheduleFree(adamw(params()), weight_decay_at_y="x"), TypeError, "a number"),  # type: ignore[arg-type]
     "Lookahead every True": (lambda: Lookahead(adamw(params()), every=True), ValueError, "every"),

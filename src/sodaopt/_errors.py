@@ -12,7 +12,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """Say that a name is unknown, and suggest the nearest known one or list all of them.
 
     kind: the kind of thing that the name should be, such as "row" or "role".
-    known: names. All that begin with soda( are listed as soda(...).
+    known: names. Names such as soda(muon) and soda(adam) are listed as one soda(...).
     """
     folded = {n.casefold(): n for n in sorted(known)}
     near = get_close_matches(str(name).casefold(), folded, n=1)
@@ -40,7 +40,7 @@ def number(name: str, value: Any, most: float = math.inf) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 <= (x := float(value)) <= most or x == math.inf:
-        must = "not be negative or infinite" if most == math.inf else f"be in [0, {most:g}]"
+        must = "not be negative, infinite or nan" if most == math.inf else f"be in [0, {most:g}]"
         raise ValueError(f"{name} must {must}, got {value}")
     return x
 

@@ -501,7 +501,7 @@ def test_a_damaged_file_is_refused(damage: Any, tmp_path: Path) -> None:
 
 
 def test_only_floating_point_tensors_of_a_file_are_z0(tmp_path: Path) -> None:
-    """The integers of a quantised file are no weights."""
+    """The integers of a quantised file are not weights."""
     net = nn.Linear(4, 3)
     save = pytest.importorskip("safetensors.torch").save_file
     tensors = {"weight": torch.ones(3, 4, dtype=torch.int8), "bias": torch.zeros(3)}
@@ -662,7 +662,7 @@ def test_refused(name: str, words: str) -> None:
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=name)
     with pytest.raises(TypeError, match="anchor must be one of"):
         SODA(net.parameters(), 0.1, zoo.soda(zoo.adam()), anchor=3)
-    with pytest.raises(ValueError, match="reanchor' cannot replace this z0"):
+    with pytest.raises(ValueError, match="reanchor' needs an anchor that stores z0"):
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=model()[1], at_start="reanchor")
 
 

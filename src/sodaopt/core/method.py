@@ -168,7 +168,7 @@ def _check(slot: str, c: Number, name: str, *at: Number) -> None:
         number(slot, c, math.inf if slot == "gamma" else 1)
     except (TypeError, ValueError) as e:
         where = " at k = {}, lr = {}".format(*at) if at else ""  # k and lr are read for errors only
-        fix = " (lr * weight_decay must stay below 1)" if slot == "lam" and at else ""
+        fix = " (with weight decay, lam is lr * weight_decay)" if slot == "lam" and at else ""
         raise type(e)(f"{name}: {e}{where}{fix}") from None
 
 
@@ -217,7 +217,7 @@ def soda(method: Method, decay: Coef = schedules.uniform) -> Method:
     >>> zoo.soda(zoo.adam(), decay=schedules.coupled()).centre
     'init'
 
-    SODAWrapper around the method does the same if no gradient is missing: a row counts the steps k
+    SODAWrapper around the method does the same if no gradient is missing: SODA counts the steps k
     of each parameter, and the wrapper those of a group.
 
     decay: strength of the pull in place of 1/(k+2), in [0, 1], such as schedules.coupled(uniform),
@@ -249,7 +249,8 @@ def check_plain(method: Method, who: str) -> Method:
     if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}. Pass weight_decay=0, or uscion for scion. If it is "
-            "anchored already, use it as it is. If it averages, pass the method inside it."
+            f"centre {method.centre!r}, lam {method.lam} and lam_bar {method.lam_bar}. If it "
+            "decays, pass weight_decay=0, or uscion for scion. If it is anchored already, use it "
+            "as it is. If it averages, pass the method inside it."
         )
     return method

@@ -13,7 +13,7 @@ from sodaopt.core.method import ROWS, Method
 KNOWN = {
     "params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode",
 }  # fmt: skip
-"""The keys of a group. A key that is similar to one of these is taken for a typing error."""
+"""The keys of a group. Another key that is similar to one of these is taken for a typo."""
 
 FOREIGN = {
     "weight_decay", "momentum", "betas", "beta", "beta1", "beta2", "eps", "nesterov", "dampening",
@@ -30,7 +30,7 @@ def as_list(params: Any, where: str) -> list[Any]:
     if isinstance(params, Tensor):
         return [params]
     if isinstance(params, set):
-        raise TypeError(f"{where} is a set, whose order changes between runs: pass a list")
+        raise TypeError(f"params of {where} is a set, whose order varies: pass a list")
     return list(params)
 
 
@@ -117,8 +117,8 @@ def check_capturable(method: Method, where: str) -> None:
 def unreadable(label: str) -> RuntimeError:
     """The error for a parameter that kernels cannot read, although capturable=True needs them."""
     return RuntimeError(
-        f"capturable=True steps by kernels, which cannot read {label}: it must be a contiguous "
-        "fp32, bf16 or fp16 tensor on a GPU"
+        f"capturable=True steps by kernels, which cannot read {label}: the parameter, its gradient "
+        "and its z0 must be contiguous fp32, bf16 or fp16 tensors on one GPU"
     )
 
 

@@ -1,6 +1,6 @@
 """Checks that raise if a wrapper would otherwise give wrong results without an error.
 
-`check_base` in known_bases.py refuses optimizers without an update that the pull can be added to.
+`check_base` in known_bases.py refuses the optimizers that cannot be wrapped at all.
 """
 
 from collections.abc import Iterator
@@ -40,12 +40,12 @@ def check_kind(base: Optimizer, wrapper: str) -> None:
     if isinstance(base, SparseAdam):
         raise TypeError(
             f"{wrapper} cannot wrap SparseAdam: it moves only the rows with a gradient, and the "
-            "pull moves all of them. Use Adam with dense gradients"
+            "wrapper moves all of them. Use Adam with dense gradients"
         )
     if any(group.get("differentiable") for group in base.param_groups):
         raise ValueError(
             f"{wrapper} cannot wrap {name} with differentiable=True: the derivatives would lack "
-            "the pull. Use differentiable=False"
+            "the wrapper's part of the step. Use differentiable=False"
         )
 
 
@@ -76,14 +76,14 @@ def explained(decay: Any) -> Iterator[None]:
 def unchanged(base: Optimizer) -> Iterator[None]:
     """Leave the groups and the defaults of a base as they were if it is refused.
 
-    A wrapper may wrap it then, although the error may keep the refused one alive.
+    Another wrapper can then wrap the base, also while the error keeps the refused wrapper alive.
     """
-    places = [base.defaults, *base.param_groups]
-    before = [dict(keys) for keys in places]
+    written = [base.defaults, *base.param_groups]
+    before = [dict(keys) for keys in written]
     try:
         yield
     except BaseException:
-        for keys, old in zip(places, before, strict=True):
+        for keys, old in zip(written, before, strict=True):
             keys.clear()
             keys.update(old)
         WRAPPERS.pop(id(base), None)

@@ -66,12 +66,12 @@ class SODAWrapper(Wrapper):
         self.decay, self.seed = decay, seed
         self.anchor = anchors.anchor(anchor)
         if at_start == "reanchor" and not self.anchor.writable:
-            raise ValueError("at_start='reanchor' cannot replace this z0: use anchor='clone'")
+            raise ValueError("at_start='reanchor' needs an anchor that stores z0, such as 'clone'")
         check_base(base, "SODAWrapper")
         refusals.check_only(only)
         self.only = only if only is None or callable(only) else _listed(base, only)
         if not any(self._selected(group["params"]) for group in base.param_groups):
-            raise ValueError("only= selects no parameter of the base optimizer")
+            raise ValueError("only= selects no parameter of the base optimizer: select some")
         with refusals.explained(decay):  # raise now if lam is out of range
             for group in base.param_groups:
                 first = self._group_keys() | group | {"soda_k": self.start}
@@ -81,7 +81,7 @@ class SODAWrapper(Wrapper):
                 group["soda_only"] = self._selected(group["params"])
             super().__init__(base)
         if not (only is None or callable(only)):  # the groups have the positions
-            self.only = frozenset().__contains__  # nothing of a group that is added
+            self.only = frozenset().__contains__  # selects nothing in a group that is added later
 
     def _selected(self, params: list[Tensor]) -> bool | list[int]:
         """The positions of the pulled parameters, or True for all of them."""
