@@ -69,7 +69,7 @@ LATER = {
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
-        " _sums_of_update _mean _names",
+        " _update_sums _mean _names",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),

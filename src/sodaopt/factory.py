@@ -35,7 +35,7 @@ LR = {
     "adamw": 2**-9,
     "lion": 2**-12,
 }
-"""The learning rate of each base in the paper's runs of GPTs. The paper has none for Lion."""
+"""The learning rate of each base in the paper's runs of GPTs. Lion's is ours."""
 
 
 def names() -> list[str]:
@@ -81,12 +81,13 @@ def optimizer(
     >>> [group["method"] for group in opt.param_groups]
     ['soda(muon)', 'adam']
 
-    model: the model to train. All its trainable parameters are in the optimizer.
+    model: the model to train. Its trainable parameters are in the optimizer, except those that an
+    override freezes.
     name: one of `names()`. A pull is part of the methods, as in `param_groups`. An average is a
     wrapper around `SODA`.
-    lr: the learning rate. None: the paper's for this base, which was tuned for its GPTs. If lr is a
-    tensor, every group with an lr factor has a tensor of its own. To change lr in place, change the
-    tensor of every group.
+    lr: the learning rate. None: the paper's for this base, which was tuned for its GPTs. Lion's is
+    ours. If lr is a tensor, every group with an lr factor has a tensor of its own. To change lr in
+    place, change the tensor of every group.
     decay: strength of the pull, in [0, 1]: a number or a function of (k, lr). None: the paper's
     1/(k+2), `schedules.uniform`.
     start: steps before the pull begins (a warmup).
@@ -129,7 +130,10 @@ def check_pull(name: Name, **settings: Any) -> None:
 
 
 def base_rules(name: Name, weight_decay: float | None) -> dict[str, Rule]:
-    """Return the rules of the base, without the pull and with this weight decay."""
+    """Return the rules of the base with this weight decay, before `pulled_rules` adds the pull.
+
+    weight_decay: if it is None, the base keeps its own, or has none if the name has a pull.
+    """
     if weight_decay is None:
         return recipes.rules(name.undecayed)
     return recipes.decayed("adam" if name.base == "adamw" else name.undecayed, weight_decay)

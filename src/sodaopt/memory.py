@@ -2,7 +2,7 @@
 
     print(sodaopt.memory(model, optimizer))
 
-Before the first step the state is predicted: a copy of the optimizer takes one step on the meta
+Before the first step the state is predicted: a copy of the optimizer makes its state on the meta
 device, where nothing is allocated. After the first step the tensors of the state are counted.
 """
 
@@ -114,7 +114,7 @@ def _parts(t: Tensor) -> list[Tensor]:
 
 
 def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
-    """The state after one step of a copy of the optimizer on meta copies of its parameters."""
+    """The state that a copy of the optimizer makes for meta copies of its parameters."""
     meta: dict[Tensor, Tensor] = {}
     for p in (p for group in optimizer.param_groups for p in group["params"]):
         meta[p] = nn.Parameter(sharded.local(p).detach().to("meta"), p.requires_grad)
@@ -124,7 +124,7 @@ def _predicted(optimizer: Optimizer) -> dict[Tensor, dict[str, Any]]:
     copied = copy.deepcopy(optimizer, known | {id(optimizer.state): defaultdict(dict)})
     for group in copied.param_groups:
         group.update({k: v for k, v in ON_META.items() if k in group})
-    copied.state_dict()  # SODA makes its state here
+    copied.state_dict()  # SODA makes its state here, and other optimizers in a step
     if not isinstance(copied, SODA):
         copied.step()
     return {p: copied.state.get(q, {}) for p, q in meta.items()}

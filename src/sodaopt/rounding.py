@@ -17,8 +17,8 @@ from sodaopt import backends
 from sodaopt.parallel import sharded
 
 GRIDS = {torch.bfloat16: (1.0, 16), torch.float16: (2.0**-112, 13)}
-"""(scale, spare) of each dtype: it can hold an fp32 number if the last `spare` bits of scale times
-this number are zero. The scale 2^-112 turns the subnormals of fp16 into subnormals of fp32."""
+"""(scale, spare) of each dtype. The dtype can hold an fp32 number x if the last `spare` bits of
+scale x are zero. The scale 2^-112 turns the subnormals of fp16 into subnormals of fp32."""
 HALVES = frozenset(GRIDS)
 """The 16-bit dtypes."""
 _MASK = 0xFFFFFFFF
@@ -78,7 +78,7 @@ def write_(ps: list[Any], xs: list[Tensor], indices: list[int], seed: int, step:
     indices: the index of each parameter in its optimizer, which selects its random bits.
     """
     launches: dict[Any, list[tuple[Tensor, Tensor, int, int]]] = {}
-    is_compiling = torch.compiler.is_compiling()  # it fuses the plain operations into one pass
+    is_compiling = torch.compiler.is_compiling()  # torch.compile fuses the plain operations
     for p, x, index in zip(ps, xs, indices, strict=True):
         shard, first = sharded.local(p), first_element(p)
         if first is not None and not is_compiling and backends.run_on(shard, x):

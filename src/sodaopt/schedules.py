@@ -71,7 +71,7 @@ def advance(c: Coef, past: Past, k: Number, lr: Number) -> dict[str, Number]:
 
 
 def check_memory(parts: list[Coef]) -> None:
-    """Raise ValueError if two coefficients keep different numbers of one name in trial steps.
+    """Raise ValueError if two coefficients keep different numbers under one name in trial steps.
 
     parts: the coefficients that share a memory.
     """
@@ -81,7 +81,7 @@ def check_memory(parts: list[Coef]) -> None:
         seen: dict[str, Number] = {}
         for name, v in (item for past in pasts for item in past.items()):
             if seen.setdefault(name, v) != v:
-                raise ValueError(f"{name!r} is different numbers in {parts}: rename one of them")
+                raise ValueError(f"{parts} keep different numbers under {name!r}: rename one")
 
 
 class Schedule:
@@ -282,7 +282,7 @@ def log_time(c: float) -> Schedule:
 class lr_weighted(Schedule):
     """w_k / (w_0 + ... + w_k), w = (k+1)^r (largest lr so far)^power: Schedule-Free's averaging.
 
-    For a constant or falling lr and r = 0 this is exactly 1/(k+1).
+    If lr never rises and r = 0, this is 1/(k+1).
 
     r: the power of k+1, at least 0. The larger it is, the more weight late points have.
     power: the power of the learning rate. The larger it is, the less weight a warmup has.

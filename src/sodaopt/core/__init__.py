@@ -1,1 +1,1 @@
-"""The template: the record of a method, its update, and the optimizer that runs it."""
+"""The template: methods, their update, and the optimizer that runs them."""

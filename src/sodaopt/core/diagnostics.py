@@ -2,7 +2,8 @@
 
 A step is x <- x + pull + update, with pull = lam (z0 - x). Squares are summed by parameter, on its
 device, and the sums can be added up over a group, a role or the model. Nothing is read from the
-device until `diagnostics` is called, and the weights are not changed.
+device until `diagnostics` is called, except a lam that is a tensor there. The weights are not
+changed.
 """
 
 import math
@@ -85,10 +86,11 @@ def _mean(pairs: Sequence[tuple[float, int]]) -> float:
 
 
 def ratio(a: float, b: float) -> float:
+    """Return a / b for numbers that are not negative, with 0/0 = 0 and a/0 = inf."""
     return a / b if b else math.inf if a else 0.0
 
 
-def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
+def _step_sums(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     """Return the sums of a step of p, from the third on, over this rank's shard.
 
     x: the shard before the step.
@@ -96,10 +98,10 @@ def _moved(p: Tensor, x: Tensor, pull: Pull) -> Tensor:
     x = x.float()
     step = sharded.local(p).detach().float() - x
     pulled = (value(pull.z0, x) - x) * pull.lam
-    return torch.stack([_square(step), _square(pulled), *_sums_of_update(p, step, pulled)])
+    return torch.stack([_square(step), _square(pulled), *_update_sums(p, step, pulled)])
 
 
-def _sums_of_update(p: Tensor, step: Tensor, pulled: Tensor) -> list[Tensor]:
+def _update_sums(p: Tensor, step: Tensor, pulled: Tensor) -> list[Tensor]:
     gradient, update = sharded.local_like(p.grad, p).float(), step - pulled
     return [_square(gradient), _square(update), (update * pulled).sum()]
 
@@ -151,7 +153,7 @@ class Watched(Optimizer):
     def _measure(self, *_: Any) -> None:
         """Measure the step after it."""
         before, self._before = self._before, {}
-        self._sums = {p: _moved(p, *kept) for p, kept in before.items() if p.grad is not None}
+        self._sums = {p: _step_sums(p, *kept) for p, kept in before.items() if p.grad is not None}
 
     def diagnostics(self, by: Labels = "group") -> Any:
         """Return the diagnostics of each group, parameter or label. All ranks must call it.

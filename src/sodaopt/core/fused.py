@@ -187,7 +187,7 @@ def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[
 
 
 def elementwise(b: Bucket) -> Fused:
-    """Plan one launch for each dtype of the gradients and kind of z0."""
+    """Plan one launch for each dtype of the gradients, kind of z0 and alignment of the size."""
     return Fused(b, _elements, _one_pass)
 
 

@@ -52,22 +52,23 @@ class SODA(StatefulOptimizer):
     >>> opt = SODA(groups, lr=0.02, method=zoo.adam())
 
     The parameters hold y. `eval()` puts x there and `train()` puts y back, exactly. Both do nothing
-    for methods with lam_bar = 0. Parameters in bf16 or fp16 are summed in fp32 and rounded
-    stochastically.
+    for methods with lam_bar = 0. The steps of bf16 and fp16 parameters are computed in fp32, and
+    rounded stochastically.
 
     params: parameters, (name, parameter) pairs, or groups such as `param_groups` returns.
     lr: the learning rate. It may be left out if every group has its own.
     method: a Method or a name, "soda(adam)" for zoo.soda(zoo.adam()). A group may have its own.
     maximize: ascend instead of descend.
-    capturable: keep k and the coefficients on the device. A CUDA graph may then capture step(),
-    after a first step outside the graph. torch.compile makes it one operator, and GradScaler skips
-    steps without waiting for the device. lr is a tensor that a schedule changes in place, and every
-    parameter needs a kernel.
+    capturable: keep k and the coefficients on the device. Every parameter then needs a kernel. A
+    CUDA graph can capture step() after a first step outside the graph, torch.compile makes step()
+    one operator, and GradScaler skips steps without waiting for the device. For a graph or the
+    operator, lr must be a tensor, which a schedule changes in place.
     seed: selects the random bits of stochastic rounding.
     anchor: where methods with centre "init" keep z0, see `sodaopt.anchors`.
     process_group: the ranks that have the same plain parameters and gradients, as under DDP. They
-    share the work of spectral maps. None: every rank computes all. DTensors use their mesh. A copy
-    of the optimizer, or one that was pickled, has neither process_group nor comm_dtype.
+    share the work of maps that need whole matrices. None: every rank computes all. DTensors use
+    their mesh. A copy of the optimizer, or one that was pickled, has neither process_group nor
+    comm_dtype.
     comm_dtype: the dtype in which matrices travel between ranks. None is fp32, or float64 for
     parameters in float64. torch.float16 and torch.bfloat16 halve the bytes, and fp16 is more exact.
     """
@@ -203,7 +204,7 @@ class SODA(StatefulOptimizer):
                 if g is None or p.numel() == 0:  # p is not stepped
                     found.append(None)
                     continue
-                # if capturable, the host does not know the count, and only loading changes it
+                # if capturable, the host does not know the count. Loading drops the buckets
                 k = 0 if not s else 1 if self.capturable else s["step"].item()
                 if not k or type(p) not in backends.PLAIN:
                     return None
@@ -285,7 +286,7 @@ class SODA(StatefulOptimizer):
     def _coefs(self, s: State, method: Method, lr: Any) -> tuple[Any, Any, Any, Coefs]:
         """Return k, lr, and the memory and the coefficients of the coming step.
 
-        If capturable, they are tensors on the device.
+        If capturable, k and the memory are tensors on the device, and lr is as in the group.
         """
         k, past = s["step"], {name: s[name] for name in method.memory}
         if not self.capturable:

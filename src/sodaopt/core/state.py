@@ -21,7 +21,7 @@ from sodaopt.parallel import sharded
 class StatefulOptimizer(Watched):
     """An optimizer whose groups name their method, and whose state follows from the method.
 
-    methods: the records by the names that the groups hold.
+    methods: the methods by the names that the groups hold.
     """
 
     methods: dict[str, Method]

@@ -1,4 +1,4 @@
-"""The part of a step that ranks take together: they compare their buckets, then step them."""
+"""A step that ranks take together: they compare their buckets, then step them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIXED = "method", "maximize", "seed"
 
 
 def shared(opt: SODA) -> Shared:
-    """Return the parameters that ranks share, and whose maps are not elementwise."""
+    """Return the indices of the parameters that ranks share, and whose maps are not elementwise."""
     opt._sharing.begin(lambda p: labels(opt.param_groups)[p])
     found: Shared = {}
     index = 0
@@ -41,7 +41,11 @@ def shared(opt: SODA) -> Shared:
 
 
 def step(opt: SODA, shared: Shared) -> None:
-    """Take a step. All ranks raise the same error if they differ, or if one of them fails."""
+    """Take a step. If the ranks' settings or gradients differ, all ranks raise the same error.
+
+    So they do if a computation fails on one of them, unless it also communicates, see
+    `Sharing.attempt`.
+    """
     if _is_captured(opt):
         raise RuntimeError(
             "a CUDA graph cannot capture a step in which ranks share matrices, because the ranks "

@@ -51,7 +51,7 @@ class Bucket(Context):
         return torch.promote_types(self.params[0].dtype, torch.float32)
 
     def gradients(self) -> list[Tensor]:
-        """This rank's shard of each gradient, as it is stored."""
+        """This rank's shard of each gradient, in the gradient's dtype."""
         if self.is_sharded:
             return [sharded.local_like(p.grad, p) for p in self.params]
         return [p.grad for p in self.params]  # type: ignore[misc]
@@ -80,13 +80,13 @@ class Bucket(Context):
 
 
 def eager_step(b: Bucket) -> None:
-    """Take one step, line by line."""
+    """Take one step by plain torch operations."""
     dual_average(b)
     finish(b)
 
 
 def finish(b: Bucket) -> None:
-    """The lines after the dual average."""
+    """Compute the lines after the dual average."""
     u = mirror(b)
     y = b.points()
     if b.method._is_one_sum:
@@ -145,7 +145,7 @@ def pull_to_centre(b: Bucket, y: list[Tensor]) -> None:
 
 
 def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
-    """z = centre + u, x <- lerp(x, z, lam), y <- lerp(x, z, lam_bar), with x and z stored."""
+    """z = centre + u, x <- lerp(x, z, lam), y <- lerp(x, z, lam_bar), if x or z is stored."""
     method = b.method
     z = u
     if method.centre == "init":
