@@ -54,7 +54,7 @@ class Elsewhere(Anchor):
         return self.entries[name]
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
-        """Return an empty tensor, so that the state has a z0 as with any anchor."""
+        """Check the weights at the first step. Return an empty tensor as the z0 in the state."""
         if first and not p.is_meta:
             self.check_weights(parameter_of(p))
         return torch.empty(0, dtype=torch.float32, device=p.device)

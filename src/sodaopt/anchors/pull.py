@@ -1,8 +1,8 @@
 """The pull x <- x + lam (z0 - x): one function, which chooses among five implementations.
 
-z0 comes as a `Source`: a tensor on any device and of any dtype, one number, or a seed. No
-implementation makes a second copy of all weights: a z0 of another dtype or device is cast or copied
-a slice at a time.
+z0 comes as a `Source`: a tensor on any device and of any dtype, one number, or a seed. A z0 of
+another dtype or device is cast or copied a slice at a time. Only a pull toward a number that is not
+zero, such as a gain of 1, needs a temporary copy of the parameters.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,7 +32,7 @@ def pull_(xs: Sequence[Tensor], z0s: Sequence[Source], lam: float) -> None:
 
     xs: the points, which are this rank's shards.
     z0s: a `Source` for each point.
-    lam: strength of the pull, in [0, 1].
+    lam: strength of the pull, in [0, 1], or the `inverse` of one.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> anchors.pull_([x], [0.0], lam=0.5)
@@ -89,10 +89,9 @@ def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operati
 
 
 def _choose(x: Tensor, z0: Source) -> tuple[Implementation, Hashable] | None:
-    """The table of implementations. The first case that matches pulls x.
+    """Return the implementation that pulls x and a key, or None if x is pulled in slices.
 
-    Return the implementation and a key. One call pulls all x of an implementation with equal keys.
-    None: x is pulled in slices.
+    One call pulls all x of an implementation with equal keys.
     """
     match z0:
         case float():
@@ -120,7 +119,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
         pull_([made], [z0], 1.0)
         return made.to(x.dtype)
     if isinstance(z0, Tensor):
-        # non-blocking to a GPU alone: the host would read x before the copy is done
+        # non-blocking to a GPU alone: the host would read the result before the copy is done
         return z0.to(x.device, x.dtype, non_blocking=x.is_cuda)
     return x.new_full((), z0)
 
@@ -129,7 +128,7 @@ def value(z0: Source, x: Tensor) -> Tensor:
 
 
 def _to_numbers(xs: list[Tensor], numbers: list[float], lam: float) -> None:
-    """Pull to numbers by one call for all tensors, and in one pass if the numbers are zero."""
+    """Pull all tensors to their numbers together, and in one pass if the numbers are zero."""
     if numbers[0] == 0:
         torch._foreach_add_(xs, xs, alpha=-lam)
     else:

@@ -41,8 +41,8 @@ class Anchor:
     def capture(self, p: Tensor, first: bool) -> Tensor:
         """Return the tensor to keep in the state if z0 is the present value of p.
 
-        first: the first step begins. Before that, weights may still be loaded, so nothing is
-        checked or changed.
+        first: the first step with this z0 begins. Before that, weights may still be loaded, so
+        nothing is checked or changed.
         """
         raise NotImplementedError
 

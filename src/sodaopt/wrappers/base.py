@@ -67,7 +67,10 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass defines `_first` and `_around`."""
+    """An optimizer around a base optimizer. A subclass defines `_around`.
+
+    It also defines `_first`, or else `_kept` and `_restored`.
+    """
 
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
@@ -240,8 +243,6 @@ def _without_hooks(base: Optimizer) -> Iterator[None]:
 
 
 def _global_hooks() -> list[Any]:
-    """Return torch's tables of global hooks, which have private names.
-
-    If torch removes the tables, return []. Global hooks then run twice in a step.
-    """
+    """Return torch's tables of global hooks."""
+    # their names are private: if torch removes them, return [], and these hooks run twice in a step
     return [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]

@@ -133,7 +133,7 @@ class LiveOptimizer(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the base's state, and the wrapper's tensors without any cast."""
+        """Load the base's state, and the wrapper's tensors in the dtypes of this wrapper."""
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
@@ -150,7 +150,7 @@ class LiveOptimizer(Optimizer):
                 restored[p] = self._prefixed(self._restored(p, own))
         with ExitStack() as undo:
             undo.callback(self.base.state.update, dict(self.base.state))
-            # SODA refuses a state dict that lacks a tensor of its state, such as a z0
+            # SODA refuses a state dict that lacks a tensor of its state, such as the wrapper's
             self.base.state.update({p: self._split(s)[0] for p, s in self.base.state.items()})
             self._fp32_step.load_base({**state_dict, "state": state, "param_groups": groups})
             undo.pop_all()

@@ -25,7 +25,7 @@ def continue_from(
 ) -> None:
     """Load the state of an optimizer into a wrapper around an optimizer of the same kind.
 
-    The saved weight decay is dropped, because the pull replaces it.
+    The weight decay stays that of the wrapper's groups, which is 0 under a pull.
 
     If the optimizer has other groups than the checkpoint, parameters are matched by name, and the
     groups keep their own settings such as lr. An optimizer that is built from

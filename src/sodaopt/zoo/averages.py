@@ -93,8 +93,8 @@ def amuse(
 ) -> Method:
     """schedule_free around base (or muon), with gradients ever closer to the average x.
 
-    After `warmup` steps 1 - beta_t = (1 - beta) ((warmup-1)/(t-1))^rho, and before beta_t = beta.
-    (AMUSE, Kim et al. 2026)
+    beta_t is the weight of x in the y of gradient t: beta if t < warmup, and from then on
+    1 - beta_t = (1 - beta) ((warmup-1)/(t-1))^rho. (AMUSE, Kim et al. 2026)
 
     warmup: steps with a constant beta, at least 2.
     beta: beta of the first steps, in [0, 1].
