@@ -238,7 +238,7 @@ def test_the_rules_see_what_they_forbid() -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_a_step_visits_few_files() -> None:
-    """The page shows the walks."""
+    """docs/design.md shows the walks."""
     done = subprocess.run(
         [sys.executable, "-m", "tools.walk", "--json"], env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=ROOT.parents[1], capture_output=True, text=True, check=True,

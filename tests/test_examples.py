@@ -16,7 +16,7 @@ from tests.support.wrapped import missing
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-# The packages that it needs, and the number of its ranks.
+# The packages that each example needs, and the number of its ranks.
 TABLE: dict[str, tuple[list[str], int]] = {
     "plain": ([], 1),
     "finetune": (["safetensors"], 1),

@@ -31,7 +31,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
     return done.stdout
 
 
-def torch_and_what_it_needs() -> dict[str, Path]:
+def torch_and_its_dependencies() -> dict[str, Path]:
     """Top-level entries of site-packages that belong to torch or to its dependencies."""
     entries: dict[str, Path] = {}
     todo, seen = ["torch"], set()
@@ -99,7 +99,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
             python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home
         ).strip()
     )
-    for name, path in torch_and_what_it_needs().items():
+    for name, path in torch_and_its_dependencies().items():
         (site / name).symlink_to(path)
     run(
         *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet"),
@@ -152,7 +152,7 @@ def test_first_readme_snippet_runs_from_the_wheel(installed: Installed) -> None:
 def imported(installed: Installed) -> dict[str, Any]:
     """Import the installed package once for all tests, and return its file, versions and modules.
 
-    In this interpreter, because here the packages that must stay out can be imported.
+    It runs in this interpreter, where the packages that must stay out could be imported.
     """
     code = f"""
 import importlib.metadata, json, sys
@@ -178,7 +178,7 @@ def test_version_is_the_same_everywhere(imported: dict[str, Any], wheel_metadata
 
 
 def test_import_loads_nothing_beyond_torch(imported: dict[str, Any]) -> None:
-    allowed = {entry.removesuffix(".py") for entry in torch_and_what_it_needs()}
+    allowed = {entry.removesuffix(".py") for entry in torch_and_its_dependencies()}
     assert set(imported["modules"]) - allowed - set(sys.stdlib_module_names) == {"sodaopt"}
 
 

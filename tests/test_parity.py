@@ -40,7 +40,7 @@ def test_theirs_trains(entry: Theirs) -> None:
 
 
 def test_every_published_row_is_here() -> None:
-    """A row of one's own is covered by the slow reference. A published name must equal its own."""
+    """A row with a published name must equal that publication, not only the slow reference."""
     from sodaopt.zoo import ROWS
     from tests.test_zoo import PROMISED
 

@@ -39,7 +39,7 @@ def noise(k: int, p: Tensor) -> Tensor:
 
 
 def feed(opt: Any, ps: list[Parameter], steps: range, pull: float = 0.3) -> None:
-    """Gradients of a noisy quadratic at the point where the parameters are."""
+    """Step with the gradients of a noisy quadratic at the point that the parameters hold."""
     for k in steps:
         for p in ps:
             p.grad = noise(k, p) + pull * p.detach()
@@ -282,7 +282,7 @@ def test_switching_is_exact(wrap: Wrap, base: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [SGD, AdamW])
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_bf16_averages_follow_fp32(wrap: Wrap, make: Any) -> None:
-    """Where a step alone is too small to be seen in 16 bits, and AdamW's moments would stall."""
+    """Each step alone is too small for 16 bits, in which AdamW's moments would stall too."""
     start = torch.ones(2000).bfloat16()
     low, high = Parameter(start.clone()), Parameter(start.float())
     one, two = (wrap(make([p], lr=1e-3, weight_decay=0)) for p in (low, high))

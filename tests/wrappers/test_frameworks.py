@@ -1,4 +1,4 @@
-"""SODAWrapper in the frameworks that people train with: what the matrix does not cover.
+"""SODAWrapper in the frameworks that people train with, in cases that the matrix does not cover.
 
 Class forms and factories, injected weight decay, killed runs, mixed precision, manual loops, and
 every scheduler of torch on the wrapper and on its base.
@@ -32,7 +32,7 @@ SodaAdamW = SODAWrapper.of(AdamW)
 
 
 class NamedSodaAdamW(SODAWrapper.of(AdamW)):  # type: ignore[misc]
-    """The class form under a name of its own: what a configuration file can point at."""
+    """The class form under a name of its own, which a configuration file can point at."""
 
 
 def soda(model: nn.Module) -> SODAWrapper:
@@ -48,7 +48,7 @@ trainer = pytest.mark.skipif(bool(absent), reason=f"{absent} not installed")
 
 
 class Hidden:
-    """A factory, which Trainer calls with the model: the paper's choice of layers."""
+    """A factory, which Trainer calls with the model. It pulls the paper's hidden layers."""
 
     def __call__(self, model: nn.Module, lr: float) -> SODAWrapper:
         return SODAWrapper(AdamW(model.parameters(), lr, weight_decay=0), only=hidden(model))
@@ -65,7 +65,7 @@ FORMS: dict[str, Callable[[], dict[str, Any]]] = {
 @trainer
 @pytest.mark.parametrize("form", ["class", "factory"])
 def test_trainer_resumes(form: str, tmp_path: Path) -> None:
-    """New objects from a checkpoint in the middle: the same losses and weights, bit by bit."""
+    """New objects that resume in the middle have the same losses and weights, bit by bit."""
     old, new = (hugging.trainer(tmp_path / "run", **FORMS[form]()) for _ in range(2))
     old.train()
     new.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{hugging.SAVED}"))
@@ -90,7 +90,7 @@ def test_trainer_class_form_is_the_instance(tmp_path: Path) -> None:
 
 @trainer
 def test_trainer_injects_weight_decay(tmp_path: Path) -> None:
-    """Its groups carry the decay of its arguments, which takes the pull's place."""
+    """Trainer writes the weight decay of its arguments into the groups, which is refused."""
     run = hugging.trainer(tmp_path, arguments={"weight_decay": 0.1}, **FORMS["class"]())
     with pytest.raises(ValueError, match=r"weight_decay=0\.1.*write AdamW"):
         run.train()
@@ -112,7 +112,7 @@ def die_after(step: int, folder: Path) -> None:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL here")
 @trainer
 def test_trainer_killed(tmp_path: Path) -> None:
-    """Another process is killed two steps after it saved; this one goes on from its checkpoint."""
+    """A process is killed two steps after it saved, and this one continues from its checkpoint."""
     victim = get_context("fork").Process(target=die_after, args=(5, tmp_path / "run"))
     victim.start()
     victim.join()
@@ -126,7 +126,7 @@ def test_trainer_killed(tmp_path: Path) -> None:
 
 @trainer
 def test_trainer_accumulates_and_clips(tmp_path: Path) -> None:
-    """Two halves of a batch are the batch."""
+    """Two halves of a batch give the step of the whole batch."""
     halves = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
     runs = [
         hugging.trainer(tmp_path / "whole", soda),
@@ -142,7 +142,7 @@ def test_trainer_accumulates_and_clips(tmp_path: Path) -> None:
 
 
 def test_accelerate_mixed_precision(tmp_path: Path) -> None:
-    """bf16 autocast around fp32 weights, clipping, safetensors; saved and resumed bit by bit."""
+    """A run with bf16 autocast around fp32 weights, clipping and safetensors resumes bitwise."""
     accelerate = pytest.importorskip("accelerate")
 
     def prepared() -> tuple[Any, ...]:
@@ -173,7 +173,7 @@ def test_accelerate_mixed_precision(tmp_path: Path) -> None:
 
 
 def test_accelerate_switches_modes() -> None:
-    """Its optimizer passes train() and eval() on."""
+    """accelerate's optimizer passes train() and eval() on."""
     accelerate = pytest.importorskip("accelerate")
     model, inner = started("ScheduleFree")
     opt = accelerate.Accelerator(cpu=True).prepare(inner)
@@ -199,7 +199,7 @@ def lit() -> ModuleType:
 
 
 def test_lightning_checkpoint_callback(lit: ModuleType, tmp_path: Path) -> None:
-    """A file that ModelCheckpoint wrote after an epoch, resumed: the same losses."""
+    """A run resumed from a file of ModelCheckpoint has the same losses and weights."""
 
     def fit(folder: str, epochs: int, ckpt: Any = None) -> Any:
         keep = lit.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
@@ -228,7 +228,7 @@ def test_lightning_options(lit: ModuleType) -> None:
 
 
 def test_lightning_manual(lit: ModuleType) -> None:
-    """Manual optimization is the plain loop."""
+    """Manual optimization equals the plain loop."""
 
     class Manual(lit.Module):
         automatic_optimization = False
@@ -289,7 +289,7 @@ WITH_MOMENTUM: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("on", ["wrapper", "base"])
 @pytest.mark.parametrize("kind", [*SCHEDULERS, *WITH_MOMENTUM])
 def test_scheduler(kind: str, on: str) -> None:
-    """Attached to either, it sets the same values as in AdamW, and the step uses them."""
+    """A scheduler of either sets the same values as in AdamW, and the step uses them."""
     make = (SCHEDULERS | WITH_MOMENTUM)[kind]
     control = AdamW([nn.Parameter(torch.zeros(1))], LR, weight_decay=0)
     beside = make(control)
@@ -334,7 +334,7 @@ def test_swa(name: str) -> None:
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
 def test_dcp_with_part_of_the_model(flat: bool, tmp_path: Path) -> None:
-    """only= some parameters, with a scheduler on both sides: the marks in the groups are saved."""
+    """A run with only= and a scheduler resumes bitwise, and pulls the same parameters."""
 
     def run() -> tuple[nn.Module, SODAWrapper, Any]:
         model = network()
@@ -361,7 +361,7 @@ def test_dcp_with_part_of_the_model(flat: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
 @pytest.mark.parametrize("name", ["SODAWrapper", "ScheduleFree", "SNOO"])
 def test_dcp_before_the_first_step(name: str, flat: bool, tmp_path: Path) -> None:
-    """torch then makes a step of its own, with lr = 0: it is counted, as Adam's is, and no more."""
+    """torch then takes a step at lr = 0. It is counted, as by Adam, and moves no weights."""
     (model, opt), (new, new_opt) = started(name), started(name)
     DCP(flat).save(model, opt, tmp_path)
     assert equal(weights(model), weights(network()))

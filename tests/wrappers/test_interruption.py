@@ -43,8 +43,8 @@ SOME = {
 }
 BOTH = (torch.float32, 0), (torch.bfloat16, 2)
 EVERY = (*BOTH, (torch.float32, 2), (torch.bfloat16, 0))
-# Each wrapper has paths of its own for the first step, for 16 bits, and for each kind of base. Both
-# dtypes at both steps are tested where no other choice is new.
+# Each wrapper has paths of its own for the first step, for 16 bits, and for each kind of base.
+# These pairs are tested with both dtypes at both steps.
 FULL = {("SODAWrapper", "AdamW foreach"), ("ScheduleFree", "AdamW foreach"),
         ("SODAWrapper", "Adafactor (reads)")}  # fmt: skip
 CASES = [
@@ -70,8 +70,8 @@ class Fault(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Watched:
-    """The base's step. It notes at which operations it began and ended.
+class BaseStep:
+    """The base's step, which notes at which operations it began and ended.
 
     swallows: end the step without an error if it is interrupted.
     """
@@ -124,10 +124,10 @@ class Run:
                     del found["state"][n]
         return {"weights": [w.detach().clone() for w in self.weights], "state": found}
 
-    def step(self, at: int, swallows: bool = False) -> tuple[Watched, bool]:
+    def step(self, at: int, swallows: bool = False) -> tuple[BaseStep, bool]:
         """Step with a fault. Return the base's step, and whether the wrapper's raised."""
         fault = Fault(at)
-        base = Watched(self.opt.base, fault, swallows)
+        base = BaseStep(self.opt.base, fault, swallows)
         try:
             with fault:
                 self.opt.step()
@@ -153,7 +153,7 @@ def assert_same(a: Any, b: Any, tolerance: float = 0.0) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "base", "dtype", "steps"), CASES)
 def test_every_operation(wrap: Any, base: Any, dtype: torch.dtype, steps: int) -> None:
-    """Before the base begins, nothing has changed. Later, it is a step whose base ended there."""
+    """An error before the base's step changes nothing. A later one ends the base's step there."""
     new = partial(Run, wrap, base, dtype, steps)
     before = new().everything()
     whole, _ = new().step(0)
@@ -178,7 +178,7 @@ def test_every_operation(wrap: Any, base: Any, dtype: torch.dtype, steps: int) -
             run.opt.step()
             assert all(w.isfinite().all() for w in run.weights)
     _, raised = new().step(whole.last + 1)
-    assert raised, "an error of the finishing itself only has to be raised"
+    assert raised, "an error while the wrapper finishes has to be raised"
 
 
 @pytest.fixture

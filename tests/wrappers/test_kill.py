@@ -1,5 +1,7 @@
-"""A training script that saves at every step, killed at a random moment, goes on as if it had not
-been: the same losses and weights, bit by bit, each time."""
+"""A killed training script continues with the same losses and weights, bit by bit.
+
+The script saves at every step, and is killed at random moments.
+"""
 
 import os
 import random
@@ -24,8 +26,10 @@ pytestmark = [
 
 
 def script(folder: Path, names: list[str], dtype: torch.dtype, steps: int) -> None:
-    """The script: it goes on from what it finds, and writes each loss as soon as it is known.
-    Several optimizers share a process, each with a model of its own."""
+    """Train from the last checkpoint in the folder, and write each loss as soon as it is known.
+
+    Several optimizers share a process, each with a model of its own.
+    """
     torch.set_num_threads(1)
     tempfile.tempdir = str(folder)  # a killed process leaves its files
     runs: dict[str, dict[str, Any]] = {}
@@ -64,7 +68,7 @@ def weights(folder: Path) -> dict[str, list[torch.Tensor]]:
 
 
 def cases() -> dict[str, tuple[list[str], torch.dtype, int, int]]:
-    """Which optimizers in one process, the dtype of their parameters, kills, and steps."""
+    """The optimizers of one process, the dtype of their parameters, the kills, and the steps."""
     dtypes = torch.float32, torch.bfloat16
     found = {f"default-{d}": (["SODAWrapper"], d, 6, 40) for d in dtypes}
     for short, dtype in DTYPES.items():
@@ -78,13 +82,13 @@ def cases() -> dict[str, tuple[list[str], torch.dtype, int, int]]:
 def test_killed(
     names: list[str], dtype: torch.dtype, kills: int, steps: int, tmp_path: Path
 ) -> None:
-    # Processes are forked from one that has all this, so that each begins at once. The first step
-    # imports torch._dynamo, which is not to be timed.
+    # Processes are forked from one that has imported these modules, so that each begins at once.
+    # The first step imports torch._dynamo, and this must not count as time of the run.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])
 
     def begin(folder: Path) -> Any:
-        """The script in a process of its own, once it has done its first step."""
+        """Start the script in a process of its own, and wait for its first step."""
         process = context.Process(target=script, args=(folder, names, dtype, steps))
         process.start()
         while not (folder / "losses").exists() and process.is_alive():
@@ -124,4 +128,4 @@ def test_killed(
         if done == kills:
             break
     assert done == kills
-    assert len(stopped) > kills / 4, "not at random moments"
+    assert len(stopped) > kills / 4, "the script was not killed at different moments"

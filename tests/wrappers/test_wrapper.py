@@ -1,4 +1,4 @@
-"""SODAWrapper is Algorithm 1 around every optimizer, and survives what people do to optimizers."""
+"""SODAWrapper is Algorithm 1 around every optimizer, in all the ways that optimizers are used."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def every_class() -> Iterator[Any]:
 classes = pytest.mark.parametrize("cls", list(every_class()))
 
 
-# The page has more. Some classes do something else at each tenth step, and none later than that.
+# docs/bases.md has more steps. Some classes act differently at each tenth step, and none later.
 STEPS = 13
 
 
@@ -221,16 +221,16 @@ def test_copies(make: Make, how: Callable[[Any], Any]) -> None:
     weights = network()
     opt = SODAWrapper(make(weights), decay=schedules.fade(schedules.uniform, 3, 20))
     feed(opt, weights, range(4))
-    twin = how(opt)
-    twins = twin.param_groups[0]["params"]
+    other = how(opt)
+    others = other.param_groups[0]["params"]
     feed(opt, weights, range(4, 8))
-    feed(twin, twins, range(4, 8))
-    assert_bitwise(weights, twins)
-    assert isinstance(twin, SODAWrapper)
+    feed(other, others, range(4, 8))
+    assert_bitwise(weights, others)
+    assert isinstance(other, SODAWrapper)
 
 
 def test_a_plain_checkpoint_of_the_base_loads() -> None:
-    """And anchors at the weights it is given."""
+    """The wrapper then anchors at the weights that the model has."""
     plain, weights = network(), network(seed=1)
     base = adamw(plain)
     feed(base, plain, range(3))
@@ -257,7 +257,7 @@ def test_the_choice_is_the_constructors_not_the_checkpoints() -> None:
 
 
 def closed_form(z0: Tensor, xs: Tensor, us: list[Tensor], s: int) -> Tensor:
-    """The pull started at step s, k counted from 0."""
+    """The weights after the updates us, from xs on, if k = s at the first of them."""
     k = s + len(us)
     total = sum(((j + 2) * u for j, u in enumerate(us, s)), torch.zeros_like(z0))
     return z0 + (s + 1) / (k + 1) * (xs - z0) + total / (k + 1)
@@ -379,7 +379,7 @@ def test_without_gradient_there_is_no_pull(make: Make) -> None:
     assert torch.equal(weights[0], before)
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- refusals -------------------------------------------------------------------------------------
 
 
 def scion_like(**kw: Any) -> Optimizer:
@@ -471,7 +471,7 @@ def test_an_interrupted_step_leaves_weights() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("make", [SGD, torch.optim.Adafactor], ids=["SGD", "reads"])
 def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> None:
-    """Also after several: what is pulled before the base steps must not stay pulled."""
+    """Weights that are pulled before the base steps do not stay pulled, also after three errors."""
     weights = network(dtype)
     base = make(weights, lr=0.1)
     opt = SODAWrapper(base)
@@ -502,9 +502,9 @@ def test_an_interrupted_later_step_is_undone(make: Any, dtype: torch.dtype) -> N
     ids=["AdamW", "reads"],
 )
 def test_16_bit_parameters_land_where_fp32_does(make: Make) -> None:
-    """500 steps within 3 % of the fp32 displacement, where pull-first in 16 bits keeps little.
+    """After 500 steps the displacement is within 3 % of fp32's. A 16-bit pull would lose most.
 
-    With AdamW's own defaults: its second moment would stall in 16 bits, and in fp16 be zero.
+    AdamW has its default betas: its second moment would stall in bf16, and be zero in fp16.
     """
     n, steps = 2048, 500
     gradients = [(1, 0), (3e-4, 1e-3)]  # mean and deviation
@@ -525,7 +525,7 @@ def test_16_bit_parameters_land_where_fp32_does(make: Make) -> None:
 
 
 def follow(opt: Optimizer, low: list[Parameter], high: list[Parameter]) -> None:
-    """A step with the gradients that others have had."""
+    """Step the parameters `high` with the gradients of the parameters `low`."""
     for a, b in zip(low, high, strict=True):
         assert a.grad is not None
         b.grad = a.grad.float()
@@ -557,7 +557,7 @@ def test_a_16_bit_step_is_the_fp32_step_rounded_once(make: Make, dtype: torch.dt
 
 
 def check_rounded_once(make: Make, dtype: torch.dtype, device: str) -> None:
-    """The base's own state is fp32's to the bit, also where memory is laid out otherwise."""
+    """The base's state has the bits of a step in fp32, also for channels_last parameters."""
     image = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=dtype)
     low = [*network(dtype), Parameter(image.to(memory_format=torch.channels_last))]
     low = [Parameter(p.detach().to(device)) for p in low]
@@ -647,7 +647,7 @@ def test_a_step_keeps_the_hooks_of_gradient_accumulation(make: Make) -> None:
         opt.step()
 
 
-def test_a_base_that_hangs_other_memory_into_a_parameter() -> None:
+def test_a_base_that_replaces_the_memory_of_a_parameter() -> None:
     class Swaps(SGD):
         @torch.no_grad()
         def step(self, closure: Any = None) -> None:
@@ -667,7 +667,7 @@ def test_a_base_that_hangs_other_memory_into_a_parameter() -> None:
 @pytest.mark.parametrize("lr", [0.1, 0.0], ids=["at once", "in a warmup"])
 @pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
 def test_a_base_with_its_parameters_elsewhere(wrap: Any, lr: float) -> None:
-    """Moving what is no longer in its groups would be lost in silence."""
+    """A step of parameters outside the base's groups would be lost without an error."""
 
     class Elsewhere(SGD):
         def __init__(self, params: Any, lr: float) -> None:
@@ -686,7 +686,7 @@ def test_a_base_with_its_parameters_elsewhere(wrap: Any, lr: float) -> None:
 
 
 def test_16_bit_parameters_that_are_not_pulled() -> None:
-    """The base steps them in fp32 as well, and only the pull is not there."""
+    """The base steps them in fp32 as well, without a pull."""
     low = network(torch.bfloat16)
     high = [Parameter(w.detach().float()) for w in low]
     one = SODAWrapper(adamw([{"params": low[:2]}, {"params": low[2:]}]), only=[low[0]], seed=3)
@@ -697,7 +697,7 @@ def test_16_bit_parameters_that_are_not_pulled() -> None:
 
 
 @pytest.mark.parametrize("fewer", [True, False])
-def test_16_bits_with_another_choice_of_what_is_pulled(fewer: bool) -> None:
+def test_16_bits_with_another_choice_of_pulled_parameters(fewer: bool) -> None:
     weights = network(torch.bfloat16)
     some, everything = {"only": [weights[0]]}, {}
     before, after = (everything, some) if fewer else (some, everything)
@@ -714,7 +714,7 @@ def test_16_bits_with_another_choice_of_what_is_pulled(fewer: bool) -> None:
 
 
 class Remembers(SGD):
-    """Steps along its last two gradients, which it keeps in a list, and a pair."""
+    """Steps along its last two gradients. Its state has a list and a tuple."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -810,7 +810,7 @@ def test_hooks_of_the_base_change_the_weights(wrap: Any, through: str, dtype: to
 
 
 class Nested(Optimizer):
-    """Around another whose groups it shares, as Lookahead of several packages."""
+    """An optimizer around another one whose groups it shares, as Lookahead of several packages."""
 
     def __init__(self, inner: Optimizer) -> None:
         self.inner, self.state, self.defaults = inner, defaultdict(dict), inner.defaults
@@ -821,7 +821,7 @@ class Nested(Optimizer):
 
 
 class Caches(SGD):
-    """Looks for its parameters once."""
+    """Collects its parameters once."""
 
     found: Any = None
 
@@ -868,14 +868,14 @@ def test_nothing_is_left_of_a_16_bit_step() -> None:
     weights = network(torch.bfloat16)
     opt = SODAWrapper(SGD(weights, lr=0.1))
     feed(opt, weights, range(2))
-    twins = list(opt._fp32_step.kept.values())
-    assert len(twins) == len(weights)
-    assert all(t.numel() == 0 and t.grad is None for t in twins)
-    assert not any(hasattr(t, "fp32_copy_of") for t in twins)
+    copies = list(opt._fp32_step.kept.values())
+    assert len(copies) == len(weights)
+    assert all(c.numel() == 0 and c.grad is None for c in copies)
+    assert not any(hasattr(c, "fp32_copy_of") for c in copies)
     gone = weakref.ref(weights[0])
     opt.state.clear()
     opt.param_groups[0]["params"] = weights[1:]
-    del weights[0], twins
+    del weights[0], copies
     gc.collect()
     assert gone() is None
     assert len(opt._fp32_step.kept) == len(weights)
@@ -884,7 +884,7 @@ def test_nothing_is_left_of_a_16_bit_step() -> None:
 @pytest.mark.parametrize("wrap", [SODAWrapper, ScheduleFree, GPA, Lookahead, SNOO])
 @pytest.mark.parametrize("route", ["plain and back", "16-bit moments", "fp32", "fp16"])
 def test_16_bit_state_by_many_routes(wrap: Any, route: str) -> None:
-    """However it came to be of another width, it goes on, in the width that this optimizer has."""
+    """Loaded state of any width continues in the dtypes that this optimizer gives it."""
     weights = network(torch.bfloat16)
     opt = wrap(adamw(weights))
     feed(opt, weights, range(3))
@@ -913,7 +913,7 @@ def test_16_bit_state_by_many_routes(wrap: Any, route: str) -> None:
 @pytest.mark.parametrize("anchor", ["seeds", "file", "clone", "auto"])
 @pytest.mark.parametrize("wrap", [ScheduleFree, GPA, Lookahead, SNOO])
 def test_a_row_with_an_anchor_in_16_bits(wrap: Any, anchor: str, tmp_path: Path) -> None:
-    """The anchor knows the parameters, and the base is handed others."""
+    """The anchor knows the 16-bit parameters, and the base steps their fp32 copies."""
     net = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)).bfloat16()
     seeds = init.seeded_(net)
     save_file(dict(net.state_dict()), tmp_path / "z0.safetensors")
@@ -949,7 +949,7 @@ REFUSALS: dict[str, tuple[float, Any, str]] = {
 
 @pytest.mark.parametrize(("weight_decay", "options", "words"), REFUSALS.values(), ids=REFUSALS)
 def test_a_refused_base_stays_as_it_was(weight_decay: float, options: Any, words: str) -> None:
-    """It can be wrapped as soon as the cause is mended, also while the error is handled."""
+    """It can be wrapped as soon as the cause is fixed, also while the error is handled."""
     one, two = Parameter(torch.zeros(4)), Parameter(torch.zeros(4))
     base = adamw([{"params": [one]}, {"params": [two], "weight_decay": weight_decay}])
     before = base.state_dict(), dict(base.defaults)
@@ -1112,12 +1112,12 @@ def test_class_form() -> None:
     feed(one, a, range(5))
     feed(two, b, range(5))
     assert_bitwise(a, b)
-    twin = pickle.loads(pickle.dumps(one))
-    assert type(twin).__name__ == "SODAWrapper_AdamW"
-    twins = twin.param_groups[0]["params"]
-    feed(twin, twins, range(5, 7))
+    other = pickle.loads(pickle.dumps(one))
+    assert type(other).__name__ == "SODAWrapper_AdamW"
+    others = other.param_groups[0]["params"]
+    feed(other, others, range(5, 7))
     feed(one, a, range(5, 7))
-    assert_bitwise(a, twins)
+    assert_bitwise(a, others)
     with pytest.raises(ValueError, match=r"weight_decay=0\.1"):
         cls(network(), lr=0.01, weight_decay=0.1)
 
@@ -1133,7 +1133,7 @@ def test_class_form_of_options_that_are_not_hashable() -> None:
 
 @pytest.mark.slow
 def test_compiled_without_recompiling() -> None:
-    """k advances and lr changes; neither compiles again once both have been seen to change."""
+    """k and lr change at each step. After five steps nothing is compiled again."""
     a, b = network(torch.float32), network(torch.float32)
     one = SODAWrapper(Adam(a, lr=0.01))
     two = SODAWrapper(Adam(b, lr=torch.tensor(0.01), capturable=False))
