@@ -249,8 +249,8 @@ def check_plain(method: Method, who: str) -> Method:
     if (method.centre, method.lam, method.lam_bar) != ("last", 1, 0):
         raise ValueError(
             f"{who} takes a method without decay or averaging of its own, and {method.name} has "
-            f"centre {method.centre!r}, lam {method.lam} and lam_bar {method.lam_bar}. If it "
-            "decays, pass weight_decay=0, or uscion for scion. If it is anchored already, use it "
-            "as it is. If it averages, pass the method inside it."
+            f"centre {method.centre!r} and lam_bar {method.lam_bar}. If it decays, pass "
+            "weight_decay=0, or uscion for scion. If it is anchored already, use it as it is. If "
+            "it averages, pass the method inside it."
         )
     return method
