@@ -164,7 +164,7 @@ def data(lines: Sequence[Comparison]) -> dict[str, Any]:
 
 BIBTEX = """@software{{sodaopt,
   title = {{{{sodaopt: SODA optimizers for PyTorch}}}},
-  author = {{{{The sodaopt authors}}}},
+  author = {{{{The sodaopt developers}}}},
   version = {{{version}}},
   year = {{2026}},
 }}"""
