@@ -325,7 +325,7 @@ def test_errors_are_found_on_opening(kind, message, embedded, tmp_path):
     ["[]", "5", "null", '{"a": 5}', '{"fineweb_train_1.bin": 5}', "[" * 100_000, "\xff",
      '{"fineweb_train_1.bin": [1, 2]}', '{"fineweb_train_1.bin": "abc"}', "stamp"],
 )  # fmt: skip
-def test_a_damaged_memory_of_checks_is_made_again(text, tmp_path):
+def test_a_damaged_list_of_checked_shards_is_made_again(text, tmp_path):
     folder = fineweb(tmp_path / "fine", train_1=[1] * 30, val_0=[3] * 10)
     open_data(str(folder))
     whole = (folder / "checked.json").read_text()

@@ -206,7 +206,7 @@ def full_disk() -> Iterator[bytes]:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "page"
     folder.mkdir()
     with pytest.raises(OSError, match=r"No space left on device: .*report\.html"):

@@ -401,7 +401,7 @@ NOT = ["(muon)", "((muon))", "gpa(soda(muon)", "soda(gpa(muon))", "gpa()", "muon
 
 
 @pytest.mark.parametrize("text", NOT)
-def test_no_optimizer(text: str) -> None:
+def test_unknown_optimizers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="unknown optimizer"):
         parse(text)
 

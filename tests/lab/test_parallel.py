@@ -72,7 +72,7 @@ def run(
     micro: int | None = None,
     **more: Any,
 ) -> None:
-    """Train, for a number of steps or to the end."""
+    """Train a number of steps, or to the end."""
     more |= {"shards": 2 if parallel == "hsdp" else None, "micro_batch": micro}
     execution = Execution(parallel=parallel, log_every=1, **more)  # type: ignore[arg-type]
     train.train(job(name, **JOB), folder, execution, stop=stopping(steps))

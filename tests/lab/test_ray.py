@@ -34,8 +34,10 @@ def started() -> Iterator[Any]:
     cluster.shutdown()
 
 
-def test_a_lost_nodes_rows_run_again(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows are those of this machine, and their records arrive while they run."""
+def test_the_trials_of_a_lost_node_run_again(
+    cluster: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their results are those of this machine, and their records arrive while they run."""
     lost = cluster.add_node(num_cpus=1)
     jobs = [job("adamw", seed=seed, steps=300) for seed in range(2)]
     execution = Execution(device="cpu", log_every=1, threads=1)

@@ -129,7 +129,7 @@ def test_a_report_while_runs_go_on(tmp_path):
     assert "2 of 3 runs have not finished" in said
 
 
-def test_a_report_of_nothing_but_beginnings(tmp_path):
+def test_a_report_of_runs_without_losses(tmp_path):
     run = fake(tmp_path, status=None, done=0.0)
     (run.folder / FILE).write_text((run.folder / FILE).read_text().splitlines()[0] + "\n")
     found = page(tmp_path)
@@ -290,7 +290,7 @@ def test_settings_that_differ_are_a_table(tmp_path):
     assert "Settings that differ" not in " ".join(page(fake(tmp_path / "b").folder.parent).text)
 
 
-def test_a_stranger_picks_the_winner_of_the_records(tmp_path):
+def test_the_first_row_is_the_winner_of_the_records(tmp_path):
     """The first row of a long table is the lowest mean without a diverged seed."""
     for j in range(12):
         for seed in range(2):
@@ -386,7 +386,7 @@ def test_a_figure_of_few_points_has_the_first_of_them(every, start, tmp_path):
 # -- words and the terminal -----------------------------------------------------------------------
 
 
-def test_the_headline_says_what_is_sure(tmp_path):
+def test_the_headline_of_a_clear_difference(tmp_path):
     comparison(tmp_path)
     ((subject, rest),) = sentences.headlines(compared(tmp_path))
     assert subject == "soda(muon)"
@@ -397,7 +397,7 @@ def test_the_headline_says_what_is_sure(tmp_path):
     assert rest.endswith(", p < 0.0001).")
 
 
-def test_the_headline_doubts_what_is_not_sure(tmp_path):
+def test_the_headline_of_an_interval_with_zero(tmp_path):
     for seed, gap in enumerate((0.02, -0.03, 0.0)):
         fake(tmp_path, "muon", seed, final=3.5)
         fake(tmp_path, "lion", seed, final=3.5 + gap)
@@ -407,7 +407,7 @@ def test_the_headline_doubts_what_is_not_sure(tmp_path):
                          "zero).")  # fmt: skip
 
 
-def test_the_headline_passes_over_a_survivor(tmp_path):
+def test_the_headline_skips_a_variant_with_a_diverged_seed(tmp_path):
     for seed in range(3):
         fake(tmp_path, "muon", seed, final=3.5)
         fake(tmp_path, "lion", seed, final=3.1, status=DIVERGED if seed else "finished")

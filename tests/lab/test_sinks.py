@@ -1,4 +1,4 @@
-"""Numbers of a run in TensorBoard, wandb and trackio, and from loops of others."""
+"""A run sends its numbers to TensorBoard, wandb and trackio. So do other training loops."""
 
 import json
 import sys
@@ -111,7 +111,7 @@ def soda(params):
     return SODAWrapper(AdamW(params, lr=0.1, weight_decay=0))
 
 
-def test_a_loop_of_ones_own():
+def test_a_plain_loop():
     net, sink = nn.Linear(4, 2), Kept()
     opt = soda(net.parameters())
     log_diagnostics(opt, [sink], by=dict.fromkeys(net.parameters(), "all"), every=3)

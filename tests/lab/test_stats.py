@@ -65,7 +65,7 @@ def test_superscripts():
 # -- variants -------------------------------------------------------------------------------------
 
 
-def test_variants_hold_the_seeds_of_a_variant(tmp_path):
+def test_a_variant_has_the_runs_of_all_its_seeds(tmp_path):
     losses = [3.5, 3.6, 3.9]
     runs = [{"seed": s, "final": x} for s, x in zip((2, 0, 1), losses, strict=True)]
     (variant, other) = made(tmp_path, *runs, {"optimizer": "adamw", "final": 4.0})
@@ -79,7 +79,7 @@ def test_variants_hold_the_seeds_of_a_variant(tmp_path):
     assert variant.state_bytes == 2_097_152
 
 
-def test_diverged_runs_are_counted_and_in_no_mean(tmp_path):
+def test_diverged_runs_are_counted_but_not_averaged(tmp_path):
     variant, gone = made(
         tmp_path,
         {"seed": 0, "final": 3.5},
@@ -91,7 +91,7 @@ def test_diverged_runs_are_counted_and_in_no_mean(tmp_path):
     assert (gone.n, gone.mean, gone.so_far, gone.summary()) == (0, None, None, "diverged")
 
 
-def test_runs_that_go_on_say_how_far_they_are(tmp_path):
+def test_unfinished_runs_report_their_progress(tmp_path):
     (variant,) = made(tmp_path, {"status": None, "done": 0.5, "final": 3.5})
     assert variant.mean is None
     assert variant.so_far == pytest.approx(3.5 + 0.45 * math.exp(-1.1) + 3.45 * math.exp(-4.5))

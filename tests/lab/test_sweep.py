@@ -125,7 +125,7 @@ def test_grid() -> None:
         ("soda_dagger", {"lr", "seed"}),
     ],
 )
-def test_weight_decay_of_those_that_have_one(name: str, axes: set[str]) -> None:
+def test_only_optimizers_with_weight_decay_have_its_axis(name: str, axes: set[str]) -> None:
     found = Sweep((name,))._axes(name, {"lr": [0.1], "wd": [0.0, 0.1]})
     assert set(found) == axes
 
@@ -142,7 +142,7 @@ def test_an_axis_given_twice_has_the_values_of_both(monkeypatch: pytest.MonkeyPa
     assert [it.lr for it in jobs] == [2**-9, 2**-8]
 
 
-def test_seeds_of_an_axis_or_of_their_own() -> None:
+def test_seeds_are_an_axis_or_an_option() -> None:
     assert Sweep(("muon",), seeds=("3-4",))._axes("muon", {})["seed"] == (3, 4)
     assert Sweep(("muon",), seeds=("3", "4"))._axes("muon", {"seed": [7]})["seed"] == [7]
 
@@ -240,7 +240,7 @@ def test_a_trial_that_fails() -> None:
 
 
 @lab
-def test_any_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_exception_is_the_error_of_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     (trial,) = some(job("muon"))
     monkeypatch.setattr(train, "train", bad_key)
     assert sweep.work(trial.text()) == "KeyError: 'lost'"
@@ -271,7 +271,7 @@ def test_a_record_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> Non
 
 @lab
 def test_notes_of_a_run_are_shown_when_it_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also that it read its data again, because a worker shows no progress."""
+    """The notes also say that a run has read its data again, because a worker shows no progress."""
     (trial,) = some(job("muon"))
     writer = records.Writer(trial.folder)
     writer.write("run", format=records.FORMAT, job={})
@@ -328,7 +328,9 @@ class Recorder:
         ("gpu", "unknown device 'gpu'"),
     ],
 )
-def test_devices_that_are_not(device: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_devices_are_refused(
+    device: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=words):
@@ -486,10 +488,10 @@ CLEAN = {"commit": "abc", "dirty": False}
     ("after", "kept"),
     [(CLEAN, True), (CLEAN | {"dirty": True}, False), (CLEAN | {"commit": "def"}, False)],
 )
-def test_a_finished_run_is_found_wherever_it_lies(
+def test_a_finished_run_elsewhere_is_copied(
     after: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the source code has changed since."""
+    """A run is not copied if the source code has changed since, or has uncommitted changes."""
     monkeypatch.setattr(runlog, "git", lambda: CLEAN)
     first, second = (Path("runs") / name / "KEY" for name in ("train", "compare"))
     monkeypatch.setattr(ResolvedJob, "key", "KEY")
@@ -565,7 +567,7 @@ def test_wrong_commands(
 
 
 @lab
-def test_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_the_page_of_a_comparison_again(capsys: pytest.CaptureFixture[str]) -> None:
     """`sodaopt report` writes the same page again: its order, its baseline and its title."""
 
     def compare(*names: str) -> str:
@@ -599,7 +601,7 @@ def test_a_power_of_two_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @lab
-def test_a_run_that_diverged_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_diverged_run_is_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["train", "--optimizer", "adamw", "--lr", "1e30", *flags(warmup=0), "--out", "a"]
     assert cli.main(arguments) == 1
     assert capsys.readouterr().out.count("diverged: the ") == 1
@@ -617,7 +619,7 @@ def test_short_numbers(n: float, text: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["temperature=-1", "temperature=nan", "top_k=0", "count=0"])
-def test_no_sample(flag: str) -> None:
+def test_wrong_options_of_sample(flag: str) -> None:
     name, value = flag.split("=")
     with pytest.raises(ValueError, match=f"^--{name.replace('_', '-')} must be at least"):
         Sample(Path("a"), **{name: float(value)})  # type: ignore[arg-type]
@@ -745,7 +747,7 @@ TUNING_SEEDS = (100, 101)
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_settings_are_chosen_on_other_seeds(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lowest mean wins; a diverged run never does."""
+    """The choice has the lowest mean. A choice with a diverged run is never made."""
     losses = {wd: [3.1, 3.3] for wd in WDS} | {WDS[at - 1]: [1.0, math.inf], WDS[at]: [3.2, 3.1]}
     seen: list[Job] = []
     monkeypatch.setattr(Work, "run", lambda self, jobs: seen.extend(jobs))
@@ -797,7 +799,7 @@ def test_rows_and_seeds_to_run() -> None:
 @pytest.mark.parametrize("study", ["sizes", "horizons", "muon"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_settings_are_chosen_at_the_standard_size_and_length(study: str, scale: str) -> None:
-    """So one choice serves all rows, and the studies share its runs."""
+    """One choice then serves all rows, and the studies share its runs."""
     tried = work(study, scale).candidates({"muon": 2**-10})
     keys = {resolve(j, 50304).key for j in tried}
     assert keys == {resolve(j, 50304).key for j in work("muon", scale).candidates({"muon": 2**-10})}
@@ -821,7 +823,7 @@ def test_learning_rates_are_tuned_for_cells_that_do_not_choose_one(
     assert {j.seed for j in seen} <= set(SCALES["nano"].tuning_seeds)
 
 
-def test_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_without_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Work, "run", lambda self, jobs: pytest.fail("it has no choices"))
     it = work("table-layers", "proxy")
     assert it.choose({}) == ([], it)

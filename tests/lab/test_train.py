@@ -361,7 +361,7 @@ def test_other_files_between_checkpoints() -> None:
     assert train.train(job(), A).finished
 
 
-def test_no_room_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_for_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full after the checkpoints of 3 steps."""
     ordinary = records.Writer.write
 
@@ -713,7 +713,7 @@ def test_diagnostics_of_a_frozen_role() -> None:
     roles.arm(True)
     model(torch.arange(5)).square().mean().backward()
     opt.step()
-    roles.take()
+    roles.collect()
     rows = roles.rows(roles.sums().tolist())
     frozen = roles.roles[model[0].weight]
     assert rows[frozen]["step"] == 0

@@ -1,4 +1,5 @@
-"""Every schedule: its numbers, with Python numbers and 0-D tensors, as a value, and its memory."""
+"""Every schedule has the right numbers and memory, with Python numbers and 0-D tensors, and is a
+value: it can be compared, copied and pickled."""
 
 import copy
 import inspect
@@ -140,7 +141,7 @@ def test_step_of_any_kind(c, values) -> None:
 
 @each
 def test_long_runs_agree(c) -> None:
-    """Python numbers and float64 tensors stay equal to rounding, also where only lr is a tensor."""
+    """Python numbers and float64 tensors agree to rounding, also if only lr is a tensor."""
     lrs = tuple(0.1 * abs(math.sin(k / 3)) + 0.01 for k in range(60))
     assert run(c, lrs) == pytest.approx(run(c, lrs, f64), rel=1e-12, abs=1e-15)
     past, mixed = schedules.start(c), []
@@ -327,7 +328,7 @@ def test_heavy_ball() -> None:
     "bad",
     [lambda: debias(1.0), lambda: debias(-0.1), lambda: fade(1.0, 5, 5), lambda: fade(1, -1, 3)],
 )
-def test_refuses(bad) -> None:
+def test_wrong_arguments_are_refused(bad) -> None:
     with pytest.raises(ValueError, match="got"):
         bad()
 
@@ -386,6 +387,6 @@ def test_different_memories_do_not_mix(a, b) -> None:
 
 
 @pytest.mark.parametrize("c", [0.5, lr, times(lr, 2.0)], ids=label)
-def test_no_memory(c) -> None:
+def test_plain_coefficients_have_no_memory(c) -> None:
     assert schedules.start(c) == {}
     assert schedules.advance(c, {}, 3, 0.1) == {}

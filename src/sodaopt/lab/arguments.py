@@ -26,7 +26,7 @@ class Output:
     quiet: bool = False
     """Print errors only."""
     json: bool = False
-    """Print the results as one JSON object, and nothing else."""
+    """Print the results as JSON, and nothing else."""
 
     @property
     def shown(self) -> bool:

@@ -1,6 +1,6 @@
 """`sodaopt bench`: measure one step of several optimizers on the same parameters.
 
-    ms        median time of a step in a row of steps, by CUDA events (on a CPU, by the clock)
+    ms        median time of consecutive steps, by CUDA events (on a CPU, by the clock)
     host_ms   median time until step() returns, when the device is idle before the step
     wall_ms   median time until the device has finished that step
     state     bytes of the optimizer state, as a multiple of the bytes of the parameters
@@ -241,13 +241,13 @@ def clocked(f: Callable[[], Any], wait: Callable[[], Any]) -> float:
 def events(step: Callable[[], Any], rounds: int) -> list[float]:
     """Call `step` `rounds` times. Return the milliseconds that each call took on the device."""
     event: Any = torch.cuda.Event
-    marks = [event(enable_timing=True) for _ in range(rounds + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
+    recorded = [event(enable_timing=True) for _ in range(rounds + 1)]
+    recorded[0].record()
+    for after in recorded[1:]:
         step()
-        mark.record()
+        after.record()
     torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in pairwise(marks)]
+    return [a.elapsed_time(b) for a, b in pairwise(recorded)]
 
 
 def state_bytes(state: Any) -> int:

@@ -131,8 +131,8 @@ def counts(opt: SODA, place: Place, grid: Grid, at: tuple[int, int]) -> Counts:
 
     opt: an optimizer over whole parameters, which may be on the meta device. It knows their names.
     place: how the mesh cuts each parameter.
-    grid: the ranks, and the coordinates of this one.
-    at: the coordinates of this rank in the mesh.
+    grid: the numbers of replicas and shards, and the indices of this rank among them.
+    at: the coordinates of this rank in the mesh of `place`.
     """
     found, params = Counts(), list[Param]()
     for number, group in enumerate(opt.param_groups):

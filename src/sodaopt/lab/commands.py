@@ -43,7 +43,7 @@ class Train:
     out: Path | None = None
     """Folder of the run. Default: a folder under runs/train with a name made of the settings."""
     dry_run: bool = False
-    """Describe the run and stop. The data need not be here."""
+    """Describe the run and stop. This works without the data."""
 
     def run(self) -> int:
         if self.dry_run:

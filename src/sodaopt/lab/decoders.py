@@ -14,13 +14,14 @@ class Config:
     """Sizes of a decoder with gated feed-forward layers.
 
     keys: the width of keys and values.
+    inner: the width inside a feed-forward layer or an expert.
     experts, active: the number of experts of a layer, and of those that a token visits. If experts
     is None, the layer is dense.
     """
 
     width: int
     keys: int
-    hidden: int
+    inner: int
     depth: int
     vocab: int
     experts: int | None = None
@@ -42,9 +43,9 @@ class Experts(nn.Module):
     def __init__(self, c: Config, experts: int) -> None:
         super().__init__()
         for name, shape in (
-            ("gate_proj", (c.hidden, c.width)),
-            ("up_proj", (c.hidden, c.width)),
-            ("down_proj", (c.width, c.hidden)),
+            ("gate_proj", (c.inner, c.width)),
+            ("up_proj", (c.inner, c.width)),
+            ("down_proj", (c.width, c.inner)),
         ):
             setattr(self, name, nn.Parameter(torch.empty(experts, *shape)))
 
@@ -57,8 +58,8 @@ class Layer(nn.Module):
         sides = {"q_proj": (c.width, c.width), "k_proj": (c.width, c.keys)}
         sides |= {"v_proj": (c.width, c.keys), "o_proj": (c.width, c.width)}
         if c.experts is None:
-            sides |= {"gate_proj": (c.width, c.hidden), "up_proj": (c.width, c.hidden)}
-            sides |= {"down_proj": (c.hidden, c.width)}
+            sides |= {"gate_proj": (c.width, c.inner), "up_proj": (c.width, c.inner)}
+            sides |= {"down_proj": (c.inner, c.width)}
         else:
             sides |= {"router": (c.width, c.experts)}
             self.experts = Experts(c, c.experts)

@@ -180,7 +180,7 @@ def _speed(resolved: ResolvedJob, device: torch.device) -> tuple[float | None, s
 
 
 def _alike(resolved: ResolvedJob, device: torch.device) -> list[records.Run]:
-    """Return up to ten finished runs under runs/ with the same model and batch on this device."""
+    """Return up to ten finished runs in runs/NAME/JOB with this model, batch and device."""
     wanted = resolved.record()
     found: list[records.Run] = []
     for path in sorted(RUNS.glob(f"*/*/{records.FILE}")):

@@ -35,7 +35,7 @@ class RoleDiagnostics:
         """Set whether the next step is measured."""
         self.opt.watch(on)
 
-    def take(self) -> None:
+    def collect(self) -> None:
         """Keep the sums of the last step, if it was measured."""
         if self.opt._is_watched:
             self.away = self._distances()

@@ -6,6 +6,7 @@
     {"kind": "step", "step": 10, "loss": 6.1, "lr": 0.001, "tokens": 20480, "seconds": 1.4, ...}
     {"kind": "val", "step": 50, "loss": 5.2, "tokens": 102400, "seconds": 7.2}
     {"kind": "diagnostics", "step": 50, "roles": {"hidden": {"pull": 0.1, "share": 0.02, ...}, ...}}
+    {"kind": "epoch", "step": 120, "epoch": 2, "tokens": 245760, "seconds": 18.0}
     {"kind": "note", "step": 150, "text": "step 150: ... could not be saved ..."}
     {"kind": "sample", "step": 200, "prompt": "The", "text": "The people of ..."}
     {"kind": "end", "step": 200, "status": "finished", "val_loss": 4.3, "seconds": 30.1, ...}

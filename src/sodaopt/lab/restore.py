@@ -35,7 +35,7 @@ def restore(run: Run) -> tuple[GPT, Any]:
     data = open_data(job.dataset, DATA)
     resolved = resolve(job, data.vocab)
     model, weights = GPT(resolved.shape), run.folder / WEIGHTS
-    # Weights in the folder of an unfinished run belong to an earlier run.
+    # Weights in the folder of an unfinished run may belong to an earlier run.
     if run.finished and weights.exists():
         with _fitting(weights, run):
             model.load_state_dict(load(weights))

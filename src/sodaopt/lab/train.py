@@ -1,8 +1,8 @@
 """Train one job in its folder: lock the folder, resume from a checkpoint, and stop on request.
 
 NAME/run.jsonl                the records, written during the run
-NAME/checkpoints/step-*       the last two checkpoints, until the run is done
-NAME/weights.pt               the trained weights, once the run is done
+NAME/checkpoints/step-*       the last two checkpoints, until the run has finished
+NAME/weights.pt               the trained weights, once the run has finished
 """
 
 import fcntl

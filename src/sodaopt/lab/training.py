@@ -145,7 +145,7 @@ class Training:
         with self.watch.optimizer_step():
             self.optimizer.step()
         if self.roles:
-            self.roles.take()
+            self.roles.collect()
         self.optimizer.zero_grad()
         self.schedule.step()
         self.pending.append(loss)

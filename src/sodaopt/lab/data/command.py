@@ -30,7 +30,7 @@ class Prepare:
     .jsonl and .parquet: each line or row is a document. Its text is in the field of --field.
     .bin: shards of a data set, which are decoded, to be encoded with another tokenizer.
     .txt and other text: lines <|endoftext|> separate documents. A file without them is a document.
-    Files may be compressed: .xz, .zst, .gz."""
+    Text and JSON lines may be compressed: .xz, .zst, .gz."""
 
     files: Annotated[Positional[tuple[Path, ...]], arg(metavar="FILE ...")]
     """The text files."""

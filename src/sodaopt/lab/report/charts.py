@@ -19,7 +19,7 @@ FEW = 200
 """Most points of a curve in a small chart."""
 DYNAMICS = {
     "lr": "learning rate",
-    "distance": "distance to z0",
+    "distance": "distance to the initial weights",
     "share": "share of the pull in the step",
     "angle": "angle between pull and update, degrees",
     "update_rms": "RMS of the update",

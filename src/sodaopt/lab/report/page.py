@@ -35,8 +35,8 @@ SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "pag
 class Page:
     """The contents of a page: its title, the folders of its runs in order, and the comparisons.
 
-    It is saved before the runs start, so that the primary comparisons are named before any
-    result is known.
+    `compare` and `sweep` save it before the runs start, so that the primary comparisons are named
+    before any result is known. `reproduce` saves it after the runs: its study names them.
     """
 
     title: str = ""
@@ -164,7 +164,7 @@ def data(lines: Sequence[Comparison]) -> dict[str, Any]:
 
 BIBTEX = """@software{{sodaopt,
   title = {{{{sodaopt: SODA optimizers for PyTorch}}}},
-  author = {{{{The sodaopt authors}}}},
+  author = {{{{The sodaopt developers}}}},
   version = {{{version}}},
   year = {{2026}},
 }}"""
