@@ -52,7 +52,7 @@ class Many:
         for name in self.optimizers:
             parse(name)
         if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be at least 1, got {self.workers}")
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
 
     def carry_out(
         self, jobs: Sequence[Job], out: Path, title: str, primary: Sequence[tuple[Job, Job]] = ()
@@ -105,7 +105,7 @@ def placed(
     size: the name of their preset
     """
     if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+        raise ValueError(f"--workers must be at least 1, got {workers}")
     cpu = execution.target().type == "cpu"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     most = cores if cpu else max(1, execution.gpus())

@@ -110,15 +110,15 @@ class Reproduce:
             self._dry(work, outline(resolved, data, execution))
             return
         lr, tuned, chosen, work = self._search(work)
+        jobs = work.jobs(lr)
+        page = Page(study.title, work.folders(jobs), work.primary(lr), self._command())
+        page.save(folder)
         try:
-            runs = work.run(work.jobs(lr))
+            runs = work.run(jobs)
         finally:  # a stopped command, too, writes the numbers of its finished runs
             here = self._identity() | work.numbers(lr, tuned) | {"choices": chosen}
             found = results.completed(here, known)
             results.write(folder / "results.json", found)
-        page = Page(study.title, tuple(r.folder.name for r in runs), work.primary(lr),
-                    self._command())  # fmt: skip
-        page.save(folder)
         report = write_report(runs, folder / "report.html", page.title, page.primary, page.command)
         board.print(f"report: {report}", highlight=False, markup=False)
         if self.output.json:

@@ -57,8 +57,12 @@ def _source(device: torch.device) -> dict[str, Any]:
 
 
 def _same(run: Run, asked: dict[str, Any], source: dict[str, Any]) -> bool:
-    """Whether a run is finished, and has this identity, source code and environment."""
-    if not run.finished or source["git"].get("dirty") or run.head.get("git") != source["git"]:
+    """Whether a run is finished, and has this identity, source code and environment.
+
+    Without a commit nobody knows whether the source code is the same.
+    """
+    here = source["git"]
+    if not run.finished or not here or here.get("dirty") or run.head.get("git") != here:
         return False
     known = run.head.get("environment", {})
     try:

@@ -76,6 +76,10 @@ class Work:
         found = [(s, row) for s in seeds for row in rows if s in self._seeds(row)]
         return [self._job(cell, row, s, lr) for s, row in found for cell in cells]
 
+    def folders(self, jobs: Iterable[Job]) -> tuple[str, ...]:
+        """Return the names of the jobs' folders."""
+        return tuple(self._trial(job).folder.name for job in jobs)
+
     def primary(self, lr: dict[str, float]) -> tuple[tuple[str, str], ...]:
         """Return the primary comparisons of the first row as folder names of runs."""
         row = self._selected()[0]

@@ -43,7 +43,7 @@ class Report:
         if not self.runs:
             raise ValueError("name at least one folder of runs")
         if self.live is not None and not self.live > 0:
-            raise ValueError(f"live must be above 0 seconds, got {self.live}")
+            raise ValueError(f"--live must be above 0 seconds, got {self.live}")
 
     def run(self) -> int:
         console = self.output.console()

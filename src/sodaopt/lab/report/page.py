@@ -35,8 +35,8 @@ SCRIPTS = ("chart.js", "curves.js", "sections.js", "sweeps.js", "table.js", "pag
 class Page:
     """The contents of a page: its title, the folders of its runs in order, and the comparisons.
 
-    `compare` and `sweep` save it before the runs start, so that the primary comparisons are named
-    before any result is known. `reproduce` saves it after the runs: its study names them.
+    It is saved before the runs start, so that the primary comparisons are named before any result
+    is known, and so that an interrupted command leaves it too.
     """
 
     title: str = ""
