@@ -1,9 +1,9 @@
 """Views: how a parameter is a batch of matrices.
 
 A view is a function from a shape to a `Frame`. The plain ones are functions. The parametrised ones
-(`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. If a view cuts one
-parameter into several matrices, the parameter's norm is the largest of their norms, and its dual
-norm is the sum of theirs.
+(`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. They cut one matrix or
+kernel into several: its norm is then the largest of their norms, and its dual norm the sum of
+theirs. The matrices of a stack have a norm each.
 
 shape: the shape of the parameter.
 n: the number of equal blocks or groups, at least 1.
