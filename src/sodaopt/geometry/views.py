@@ -213,7 +213,8 @@ class split:
     def __call__(self, shape: Shape) -> Frame:
         f = self.of(shape)
         if self.n < 1 or f.o % self.n or f.taps != 1:
-            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks")
+            fix = f"pass a divisor of d_out = {f.o}, or views.grouped for a convolution"
+            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks: {fix}")
         beside = f.beside * self.n if f.flipped else 1
         return f._replace(n=f.n * self.n, o=f.o // self.n, beside=beside)
 
