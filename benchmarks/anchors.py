@@ -126,11 +126,11 @@ def measure(name: str, device: str, layers: int, rounds: int) -> dict[str, Any]:
         "added_over_base": round(ratio - 1, 3),
         "device_bytes": 0 if name == "cpu" and device == "cuda" else kept,
         "kept_over_weights": round(kept / weights, 3),
-        "moment_bytes": passing(base, wrapped) if device == "cuda" else None,
+        "moment_bytes": temporary_memory(base, wrapped) if device == "cuda" else None,
     }
 
 
-def passing(base: AdamW, wrapped: SODAWrapper) -> int:
+def temporary_memory(base: AdamW, wrapped: SODAWrapper) -> int:
     """Return the device memory that the wrapper needs only during a step."""
     peaks = []
     for opt in (base, wrapped):
@@ -152,15 +152,15 @@ def table() -> str:
     for file in sorted(RESULTS.glob("anchors-*.json")):
         r = json.loads(file.read_text())
         threads = f", {r['threads']} threads" if r["device"] == "CPU" else ""
-        passes = any(x.get("moment_bytes") is not None for x in r["rows"])
+        has_memory = any(x.get("moment_bytes") is not None for x in r["rows"])
         head = ["anchor", "bare step, ms", "added, ms", "added, %", "kept, x weights"]
-        head += ["on device, MB", *(["and during a step, MB"] if passes else [])]
+        head += ["on device, MB", *(["and during a step, MB"] if has_memory else [])]
         lines = [head]
         for x in r["rows"]:
             line = [x["anchor"], f"{x['base_ms']:.2f}", f"{x['added_ms']:.2f}"]
             line += [f"{100 * x['added_over_base']:.0f}", f"{x['kept_over_weights']:.2f}"]
             line += [f"{x['device_bytes'] / 1e6:.0f}"]
-            line += [f"{x['moment_bytes'] / 1e6:.0f}"] if passes else []
+            line += [f"{x['moment_bytes'] / 1e6:.0f}"] if has_memory else []
             lines.append(line)
         parts.append(
             f"{r['device']}{threads}, torch {r['torch']}, {r['parameters']:,} parameters"

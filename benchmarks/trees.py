@@ -48,9 +48,9 @@ def main() -> None:
                 best = found.setdefault(row, {}).setdefault(version, numbers)
                 best.update({name: min(best[name], value) for name, value in numbers.items()})
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    versions_ = {"torch": torch.__version__, "device": device, "turns": args.turns}
+    head = {"torch": torch.__version__, "device": device, "turns": args.turns}
     if args.out:
-        args.out.write_text(json.dumps(versions_ | {"rows": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps(head | {"rows": found}, indent=1) + "\n")
     print(table(found))
 
 
@@ -65,7 +65,7 @@ def run(folder: str, models: list[str]) -> dict[str, dict[str, float]]:
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Show ms (host_ms) by version, and the last version's ms divided by each other version's."""
+    """Return ms (host_ms) by version, and the last version's ms divided by each other version's."""
     lines = []
     for row, by_version in found.items():
         cells = [f"{v['ms']:.3f} ({v['host_ms']:.3f})" for v in by_version.values()]

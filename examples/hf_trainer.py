@@ -3,7 +3,8 @@
     python examples/hf_trainer.py [folder]
 
 With a folder, the script keeps checkpoints there and continues from the last one. A callback adds
-the pull to the Trainer's log. The last run passes the Trainer a class instead of an optimizer.
+the pull to the Trainer's log. Without a folder, a second run passes the Trainer a class instead of
+an optimizer.
 """
 
 import sys

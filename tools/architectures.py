@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"DetrForObjectDetection": RESNET}
 
 
 def installed(package: str) -> str | None:
-    """Return the version of a package without its build, or None."""
+    """Return the version of a package without its build, or None if it is not installed."""
     try:
         return version(package).partition("+")[0]
     except PackageNotFoundError:

@@ -73,7 +73,7 @@ def _tuning(study: str) -> dict[str, ResolvedJob]:
 def missing(measured: Mapping[str, Numbers]) -> dict[str, list[ResolvedJob]]:
     """Return the runs that each study of the core lacks. A shared run counts once.
 
-    measured: the numbers of the proxy scale by study
+    measured: the numbers of the proxy scale by study.
     """
     seen: set[str] = set()
     found: dict[str, list[ResolvedJob]] = {}

@@ -108,7 +108,7 @@ def measure(entry: Theirs) -> float | None:
 
 
 def write(rows: str) -> None:
-    """Write the table between its marks. Start the page if there is none."""
+    """Write the table between the comments BEGIN and END. Start the page if there is none."""
     text = PAGE.read_text() if PAGE.exists() else INTRO
     if BEGIN not in text:
         text += f"\n{BEGIN}\n{END}\n"

@@ -3,9 +3,9 @@
     python -m tools.walk [--json | --docs]
 
 Each optimizer takes two steps on three small fp32 parameters, and the second step is recorded. The
-first step makes state and plans the buckets.
-Files and functions are in the order of their first visit. Lambdas and comprehensions are left out,
-and so are kernels. Without a GPU, TRITON_INTERPRET=1 lets the kernels run on the CPU.
+first step makes state and plans the buckets. Files and functions are in the order of their first
+visit. Lambdas and comprehensions are left out, and so are kernels. Without a GPU,
+TRITON_INTERPRET=1 lets the kernels run on the CPU.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_anchors(anchor: str, dtype: torch.dtype) -> None:
         assert z0.is_pinned()
 
 
-FAR: dict[str, Any] = {
+IN_SLICES: dict[str, Any] = {  # anchors whose z0 is copied or made slice by slice
     "bf16": lambda net, seeds: "bf16",
     "cpu": lambda net, seeds: "cpu",
     "constant, else cpu": lambda net, seeds: anchors.Constant(anchors.Host()),
@@ -116,18 +116,18 @@ def layers(dtype: torch.dtype, width: int) -> tuple[nn.Module, init.Seeds]:
 
 @pytest.mark.parametrize("size", [100, 1 << 12, 1 << 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FAR)
-def test_far_anchors_in_slices(
+@pytest.mark.parametrize("name", IN_SLICES)
+def test_anchors_in_slices(
     name: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They equal a clone in slices of any size, also if the host is far ahead of the device."""
+    """They equal a clone for slices of any size, also if the host is far ahead of the device."""
     if name == "file":
         pytest.importorskip("safetensors")
     monkeypatch.setitem(pulling.SLICES, "cuda", size)
     (a, seeds), (b, _) = layers(dtype, 64), layers(dtype, 64)
     one, two = (
         SODAWrapper(torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0), anchor=anchor)
-        for net, anchor in ((a, FAR[name](a, seeds)), (b, "clone"))
+        for net, anchor in ((a, IN_SLICES[name](a, seeds)), (b, "clone"))
     )
     busy = torch.randn(4096, 4096, device="cuda")
     for k in range(10):
@@ -145,13 +145,13 @@ def test_far_anchors_in_slices(
         assert is_close(p, q)
 
 
-@pytest.mark.parametrize("name", FAR)
-def test_far_anchors_take_no_second_copy(name: str) -> None:
+@pytest.mark.parametrize("name", IN_SLICES)
+def test_anchors_in_slices_need_no_second_copy(name: str) -> None:
     if name == "file":
         pytest.importorskip("safetensors")
     net = nn.Linear(8192, 8192, bias=False, device="cuda")  # 268 MB
     opt = SODAWrapper(
-        torch.optim.SGD(net.parameters(), 0.01), anchor=FAR[name](net, init.seeded_(net))
+        torch.optim.SGD(net.parameters(), 0.01), anchor=IN_SLICES[name](net, init.seeded_(net))
     )
     net.weight.grad = torch.ones_like(net.weight)
     opt.step()
@@ -319,7 +319,7 @@ def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> No
 
 
 def in_one_pass() -> dict[str, tuple[Method, str]]:
-    """Return the elementwise rows. A row with an anchor is there once for each anchor."""
+    """Return the elementwise methods, those with the centre "init" once for each anchor."""
     fused = {n: m for n, m in METHODS.items() if m._is_one_sum and m.geometry.elementwise}
     bare = {n: m for n, m in fused.items() if (m.centre, m.lam, m.lam_bar) == ("last", 1, 0)}
     fused |= {f"soda({n})": zoo.soda(m) for n, m in bare.items()}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """transformers warns about token ids beyond the tiny vocabularies."""
+    """Silence transformers, which warns about token ids beyond the tiny vocabularies."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)

@@ -28,8 +28,8 @@ STEPS = 8
 LR = factory.LR | {"lion": 2**-10}
 # soda_dagger is anchored already. Without their decay, scion and adamw are uscion and adam.
 ANCHORED = [f"soda({name})" for name in RECIPES if name not in ("soda_dagger", *UNDECAYED)]
-# Every model with two recipes whose rules differ most, and every recipe on the two models that
-# have the most roles between them.
+# Every model with the two recipes whose rules differ most, and every recipe on the two models that
+# together have the most roles.
 PAIRS = [
     (name, recipe)
     for name in MODELS

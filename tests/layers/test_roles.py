@@ -140,27 +140,29 @@ def test_hidden_does_not_ask_whether_a_method_fits() -> None:
         SODA(param_groups(net), 1e-3)
 
 
-def only(module: nn.Module) -> list[tuple[str, str]]:
+def without_biases(module: nn.Module) -> list[tuple[str, str]]:
     return [(row.role, row.geometry) for row in plan(module).rows if row.role != "bias"]
 
 
 def test_layers_of_torch() -> None:
     spectral = "Spectral(dense)"
-    assert only(
+    assert without_biases(
         nn.Transformer(8, 2, 1, 1, 8, batch_first=True).encoder.layers[0].self_attn
     ) == 2 * [("hidden", spectral)]
-    assert only(nn.LSTM(4, 5)) == 2 * [("hidden", spectral)]
-    assert only(nn.Conv1d(4, 6, 3)) == [("conv", "Spectral(dense, conv)")]
-    assert only(nn.Conv3d(4, 6, 3, groups=2)) == [("conv", "Spectral(dense, grouped(2))")]
-    assert only(nn.ConvTranspose2d(4, 6, 2)) == [("conv", "Spectral(dense, deconv)")]
+    assert without_biases(nn.LSTM(4, 5)) == 2 * [("hidden", spectral)]
+    assert without_biases(nn.Conv1d(4, 6, 3)) == [("conv", "Spectral(dense, conv)")]
+    assert without_biases(nn.Conv3d(4, 6, 3, groups=2)) == [("conv", "Spectral(dense, grouped(2))")]
+    assert without_biases(nn.ConvTranspose2d(4, 6, 2)) == [("conv", "Spectral(dense, deconv)")]
     grouped = "Spectral(dense, grouped(2, deconv))"
-    assert only(nn.ConvTranspose2d(4, 6, 2, groups=2)) == [("conv", grouped)]
-    assert only(nn.Conv1d(4, 8, 3, groups=4)) == [("depthwise", "Sign(dense, grouped(4))")]
-    assert only(nn.EmbeddingBag(9, 4)) == [("embedding", "Sign(one_hot)")]
-    assert only(nn.GroupNorm(2, 4)) == [("norm", "BiasRMS")]
-    assert only(nn.PReLU(3)) == [("vector", "BiasRMS")]
-    assert only(nn.PReLU()) == [("scalar", "BiasRMS")]
-    assert only(nn.Linear(4, 3)) == [("head", "Sign(dense)")]
+    assert without_biases(nn.ConvTranspose2d(4, 6, 2, groups=2)) == [("conv", grouped)]
+    assert without_biases(nn.Conv1d(4, 8, 3, groups=4)) == [
+        ("depthwise", "Sign(dense, grouped(4))")
+    ]
+    assert without_biases(nn.EmbeddingBag(9, 4)) == [("embedding", "Sign(one_hot)")]
+    assert without_biases(nn.GroupNorm(2, 4)) == [("norm", "BiasRMS")]
+    assert without_biases(nn.PReLU(3)) == [("vector", "BiasRMS")]
+    assert without_biases(nn.PReLU()) == [("scalar", "BiasRMS")]
+    assert without_biases(nn.Linear(4, 3)) == [("head", "Sign(dense)")]
 
 
 def test_a_foreign_linear_layer_counts_by_its_sizes() -> None:

@@ -28,7 +28,7 @@ SHAPES = {"first": (7, 5), "second": (4, 6), "third": (8, 3), "fourth": (3, 2)}
 
 
 def optimizer(parallelism: str, change: Any = None, **options: Any) -> SODA:
-    """Four matrices with gradients, one for each rank, changed on the last rank."""
+    """Return an optimizer of four matrices, one for each rank. The last rank has the change."""
     names = list(SHAPES)
     if _last(change, "order"):
         names.reverse()
@@ -70,7 +70,7 @@ def raise_at_preparation(opt: SODA) -> None:
     opt._current = fail  # type: ignore[method-assign]
 
 
-def break_down(opt: SODA) -> None:
+def break_the_map(opt: SODA) -> None:
     opt.methods["muon"] = replace(zoo.muon(), geometry=Ball(Spectral(polar=broken)))
 
 
@@ -78,7 +78,7 @@ def broken(X: Tensor) -> Tensor:
     raise RuntimeError("broken")
 
 
-def count_on(opt: SODA) -> None:
+def add_to_step_count(opt: SODA) -> None:
     opt.state[second(opt)]["step"] += 1
 
 
@@ -91,7 +91,7 @@ def change_method(opt: SODA) -> None:
     opt.param_groups[0]["method"] = "multinorm"
 
 
-def turn_around(opt: SODA) -> None:
+def maximize(opt: SODA) -> None:
     opt.param_groups[0]["maximize"] = True
 
 
@@ -127,15 +127,15 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "raises": (None, sparse_gradient, "rank 3 could not prepare the step: .*sparse gradient"),
     "computes": (
         None,
-        break_down,
+        break_the_map,
         r"rank 3 could not compute the step: fourth of group 0 .*broken",
     ),
     "averages": (None, fail_to_average, "rank 3 could not compute.*: .*fourth of group 0 .*: The "),
     "packs": (None, fail_to_pack, "rank 3 could not compute.*of group 0.*: out of memory"),
     "finishes": (None, fail_to_finish, "rank 3 could not compute the step: .*of group 0.*broken"),
-    "step": (None, count_on, "second of group 0"),
+    "step": (None, add_to_step_count, "second of group 0"),
     "method": (None, change_method, "'method': 'muon'.* but rank 3 .*'method': 'multinorm'"),
-    "maximize": (None, turn_around, "'maximize': False.* but rank 3 .*'maximize': True"),
+    "maximize": (None, maximize, "'maximize': False.* but rank 3 .*'maximize': True"),
     "comm_dtype": ("comm_dtype", nothing, "comm_dtype None, but rank 3 has .*float16"),
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
@@ -156,7 +156,7 @@ def faulty(parallelism: str, fault: str, after: int) -> None:
         opt.step()
     getattr(opt._sharing, "patched", pytest.MonkeyPatch()).undo()
     assert re.search(message, str(e.value)), str(e.value)
-    assert len(set(everybody(str(e.value)))) == 1, "not the same error"
+    assert len(set(everybody(str(e.value)))) == 1, "the ranks raised different errors"
 
 
 def added(parallelism: str) -> None:
@@ -229,7 +229,7 @@ def other_default_device(parallelism: str) -> None:
 
 
 def in_pairs(check: Callable[..., None], *args: Any) -> None:
-    """Compare two ranks at a time, as many ranks compare a few at a time."""
+    """Compare two ranks in each reduction. Many ranks compare `FEW` of them in each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agree, "FEW", 2)
         agree._host_groups.cache_clear()

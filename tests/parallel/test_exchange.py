@@ -1,5 +1,5 @@
-"""Four ranks share the work of a step: as one process computes it, each matrix once, and with the
-bytes that the rounds say."""
+"""Four ranks share the work of a step. They agree with one process, compute each matrix once, and
+receive the bytes that their rounds predict."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def run(
     method: Method, parallelism: str | None, steps: int = 3, shapes: Any = SHAPES,
     dtype: Any = torch.float64, **options: Any,
 ) -> list[Tensor]:  # fmt: skip
-    """The whole parameters after some steps along random gradients."""
+    """Return the whole parameters after some steps along random gradients."""
     place = (lambda ts: placed(parallelism, ts)) if parallelism else list
     params = [nn.Parameter(t) for t in place(draw(method, 0, shapes, dtype))]
     if parallelism == "ddp":
@@ -125,11 +125,11 @@ class Log:
     def polar(self, X: Tensor) -> Tensor:
         self.events.append("compute")
         self.factors += len(X)
-        self.flops += [exchange_flops(X)] * len(X)
+        self.flops += [flops_of(X)] * len(X)
         return KELLER(X)
 
     def roots(self, geometry: Any) -> Any:
-        """The same geometry, with its roots counted."""
+        """Return the same geometry. Its roots are counted."""
 
         class Counted(type(geometry)):  # type: ignore[misc]
             def _root(_, A: Tensor) -> Tensor:
@@ -139,7 +139,8 @@ class Log:
         return Counted()
 
 
-def exchange_flops(X: Tensor) -> int:
+def flops_of(X: Tensor) -> int:
+    """Return the work of a polar factor, as in `layout._flops`."""
     short, long = sorted(X.shape[-2:])
     return short * short * (2 * long + short)
 
@@ -167,7 +168,7 @@ class Memory(TorchDispatchMode):
         return [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
 
 
-# torch 2.13 has a new name for it
+# torch 2.13 has a new name for this collective
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
@@ -233,7 +234,7 @@ def as_alone(parallelism: str, name: str) -> None:
 
 
 def shared_work(parallelism: str, dtype: Any) -> None:
-    """Each factor is computed once, by its owner; bytes and work are those of the rounds."""
+    """Each factor is computed once, by its owner. Bytes and work are those of the rounds."""
     shapes = [(9, 6), (6, 9), (4, 4), (4, 4), (5, 3, 2), (3, 7)] * 3
     with counted() as log:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
@@ -250,7 +251,7 @@ def shared_work(parallelism: str, dtype: Any) -> None:
 
 
 def small_gradients(parallelism: str) -> None:
-    """fp16 ends at 6e-8. The experts of a stack have gradients of different sizes."""
+    """fp16 ends at 6e-8. Matrices are scaled before they travel, each expert of a stack alone."""
     sizes = torch.tensor([1e-12, 1e-30, 1e4, 0.0]).view(4, 1, 1)
     g = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0)) * sizes
     found = []
@@ -311,8 +312,8 @@ def peak(layout: str, limit: int, number: int, **options: Any) -> float:
 
 
 def temporary_memory(layout: str) -> None:
-    """It is the prediction of the cost model: at most seven rounds, and m_bar of one, or two
-    large matrices, for any number of parameters and replicas."""
+    """The temporary memory of a step is the prediction of the cost model: at most seven rounds, and
+    m_bar of one, or two large matrices, for any number of parameters and replicas."""
     for limit, most in ((0, 2), (4, 7 * 4)):
         few, many = peak(layout, limit, 80), peak(layout, limit, 160)
         assert many == pytest.approx(few, rel=0.01)
@@ -320,9 +321,9 @@ def temporary_memory(layout: str) -> None:
     assert peak(layout, 4, 80, alpha_bar=0.5) <= 8 * 4 * 1.01
 
 
-def one_bucket(layout: str) -> None:
-    """The temporary memory is at most one bucket and the largest matrix. A bucket is eight rounds,
-    or a larger matrix, or twice a rank's share of a larger stack, and m_bar of this share."""
+def bounded_memory(layout: str) -> None:
+    """The temporary memory is at most `stages.UNDER_WAY` and the largest matrix. UNDER_WAY is eight
+    rounds, or a larger matrix, or twice a rank's share of a larger stack, and m_bar of it."""
     failed = []
     for shapes in (
         [(32, 32)] * 3,
@@ -341,11 +342,11 @@ def one_bucket(layout: str) -> None:
             matrices = [p.size for p in large if all(len(shapes[j]) == 2 for j in p.params)]
             stacks = [p.size for p in large if any(len(shapes[j]) == 3 for j in p.params)]
             largest = max(matrices + [p.largest for p in log.rounds])
-            bucket = max(
+            under_way = max(
                 [8 * limit, largest, *((2 + ("alpha_bar" in options)) * n for n in stacks)]
             )
-            if needed > 4 * (bucket + largest) * 1.03 + 100:  # shares of uneven results add up
-                failed.append((shapes[:4], limit, options, needed / 4, bucket, largest))
+            if needed > 4 * (under_way + largest) * 1.03 + 100:  # shares of uneven results add up
+                failed.append((shapes[:4], limit, options, needed / 4, under_way, largest))
     assert not any(everybody(failed)), failed
 
 
@@ -376,7 +377,7 @@ def few_matrices() -> None:
 
 
 def balanced_over_groups() -> None:
-    """One matrix a group: the balance goes on where the last round left it."""
+    """Groups of one matrix each are dealt to all ranks: the balance continues across groups."""
     with counted() as log:
         method = Method(Ball(Spectral(polar=log.polar)), alpha=0.1)
         params = placed("fsdp", draw(method, 0, [(6, 5)] * 8))
@@ -388,13 +389,13 @@ def balanced_over_groups() -> None:
 
 
 def same_bits(parallelism: str) -> None:
-    """Replicas cannot drift apart."""
+    """Replicas have the same bits, so they cannot drift apart."""
     for t in run(zoo.muon(), parallelism, dtype=torch.float32):
         assert all(torch.equal(t, other) for other in everybody(t))
 
 
 def silent(parallelism: str | None, name: str, shapes: Any) -> None:
-    """No tensor travels, and if nothing can disagree, no check either."""
+    """No tensor travels. If nothing is shared, the ranks do not compare their steps either."""
     with counted() as log:
         run(METHODS[name], parallelism, 2, shapes)
     assert set(log.events) <= {"agree"}
@@ -408,8 +409,8 @@ def one_reduction(parallelism: str, name: str) -> None:
 
 
 def overlap(parallelism: str, limit: int) -> None:
-    """The next round travels before this one is computed, and this one is computed before the last
-    one is waited for, also if they are of two groups."""
+    """The next round is sent before this one is computed, and this one is computed before the
+    results of the previous one are waited for, also if the rounds belong to two groups."""
     shapes = [(6, 5)] * 12
     with counted() as log, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "ROUND", limit)
@@ -460,7 +461,7 @@ ORDERS = {
 
 def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
     for parallelism in PARALLELISMS:
-        for name, method in METHODS.items():  # a map of each entry does not see the layout
+        for name, method in METHODS.items():  # elementwise maps do not depend on it
             if not method.geometry.elementwise or parallelism in ("fsdp", "fsdp x column tp"):
                 yield as_alone, (parallelism, name)
         for dtype in (None, torch.bfloat16, torch.float16):
@@ -472,7 +473,7 @@ def table() -> Iterator[tuple[Callable[..., None], tuple[Any, ...]]]:
         yield small_gradients, (parallelism,)
     for layout in ("fsdp", "tp", "hsdp", "replicated tp", "fsdp x row tp", "ddp 2", "ddp 4"):
         yield temporary_memory, (layout,)
-        yield one_bucket, (layout,)
+        yield bounded_memory, (layout,)
     yield memory_of_replicas, ()
     yield balanced_over_groups, ()
     yield few_matrices, ()

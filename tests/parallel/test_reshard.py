@@ -20,7 +20,7 @@ pytestmark = [available, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RANKS = 4
 SHAPES = ((7, 5), (1, 6), (6, 3), (5, 4))
-STEPS = 3  # on each set of ranks
+STEPS = 3  # of each part of a job
 MAKE: dict[str, Callable[..., Any]] = {
     name: partial(SODA, lr=LR, method=method)
     for name, method in {
@@ -39,7 +39,7 @@ MAKE: dict[str, Callable[..., Any]] = {
 }
 SINGLE = ("fp32 muon", "fp32 soda_dagger")
 EXACT = ("adamw", "schedule_free", "SODAWrapper")
-# The number of ranks and whether the parameters are sharded, one after the other.
+# The number of ranks and the parallelism of each part of a job.
 WAYS: dict[str, tuple[tuple[int, str], ...]] = {
     "4 to 2": ((4, "fsdp"), (2, "fsdp")),
     "4 to 1": ((4, "fsdp"), (1, "fsdp")),
@@ -51,7 +51,7 @@ MESHES: dict[Any, Any] = {}
 
 
 def placing(ranks: int, kind: str) -> Callable[[Tensor], Tensor]:
-    """The function that places a tensor, which every rank must ask for."""
+    """Return the function that places a tensor. All ranks must call this, as it makes the mesh."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate, Shard
 
@@ -91,7 +91,7 @@ def advance(
 
 
 def continued(where: Path, name: str, way: str) -> None:
-    """Given the same gradients, the job ends where the unbroken one does."""
+    """With the same gradients, the job ends at the parameters of an uninterrupted one."""
     path = None
     for n, (ranks, kind) in enumerate(WAYS[way]):
         place = placing(ranks, kind)
@@ -120,7 +120,7 @@ def continued(where: Path, name: str, way: str) -> None:
 
 
 def saved_meanwhile(where: Path, name: str) -> None:
-    """A checkpoint that is written while training goes on holds the step at which it began."""
+    """A checkpoint that is written while training goes on has the state at which writing began."""
     import torch.distributed.checkpoint as dcp
 
     place = placing(RANKS, "fsdp")

@@ -1,4 +1,5 @@
-"""Two ranks train as one process does: FSDP2, DTensor placements, 16 bits, replicas, swaps."""
+"""Two ranks train as one process does, under FSDP2, tensor parallelism and DDP, in 16 bits too, and
+after a framework has replaced the parameters."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -49,7 +50,7 @@ BRIEF = ("adamw", "muon", "soda_dagger", "schedule_free", "shampoo")  # one of e
 
 
 def alone(name: str, **size: int) -> tuple[nn.Module, SODA]:
-    """The same training without shards."""
+    """Return the model and the optimizer after the same training without shards."""
     model = network(**size)
     opt = SODA(groups(model, METHODS[name]), LR)
     train(model, opt)
@@ -73,7 +74,7 @@ def fsdp(name: str) -> None:
     model = shard(network())
     opt = SODA(groups(model, METHODS[name]), LR)
     train(model, opt, halves=True)
-    assert gap(weights(model), weights(network())) > 1e-3, "it stands still"
+    assert gap(weights(model), weights(network())) > 1e-3, "the weights did not change"
     assert gap(weights(model), straight(name)) <= tolerance(name)
 
 
@@ -95,7 +96,7 @@ def policies() -> dict[str, dict[str, Any]]:
 
 
 def fsdp_policy(name: str, policy: str) -> None:
-    """Whatever the policy, a step is that of whole parameters along the same gradients."""
+    """Under each policy, a step is that of whole parameters along the same gradients."""
     from torch.distributed.fsdp import fully_shard
 
     model, plain = network(torch.float32), network(torch.float32)
@@ -113,7 +114,7 @@ def fsdp_policy(name: str, policy: str) -> None:
 
 
 def late(name: str) -> None:
-    """The weights come after the optimizer: built on the meta device, sharded, then filled."""
+    """The model is sharded on the meta device, and filled after the optimizer was built."""
     with torch.device("meta"):
         model = shard(network())
     opt = SODA(groups(model, METHODS[name]), LR)
@@ -126,7 +127,7 @@ def late(name: str) -> None:
 
 
 def tensor_parallel(name: str, shape: tuple[int, ...]) -> None:
-    """Columns, then rows, of a pair of layers; on a 2-D mesh FSDP2 shards these once more."""
+    """A pair of layers is cut by columns, then by rows. On a 2-D mesh FSDP2 cuts both once more."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -135,7 +136,7 @@ def tensor_parallel(name: str, shape: tuple[int, ...]) -> None:
     )
 
     mesh, styles = meshes(shape), {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    model = parallelize_module(network(width=12), mesh["tp"], styles)  # torch's are for even sizes
+    model = parallelize_module(network(width=12), mesh["tp"], styles)  # torch needs even sizes
     if len(shape) == 2:
         fully_shard(model, mesh=mesh["dp"])
     train(model, SODA(groups(model, METHODS[name]), LR), halves=shape == (2, 1))
@@ -143,7 +144,7 @@ def tensor_parallel(name: str, shape: tuple[int, ...]) -> None:
 
 
 def average(name: str) -> None:
-    """eval() shows the x of the unsharded run, train() the same bits of y, and training goes on."""
+    """eval() shows the x of the unsharded run, and train() restores y to the bit."""
     model, (plain, ref) = shard(network()), alone(name)
     opt = SODA(groups(model, METHODS[name]), LR)
     train(model, opt, halves=True)
@@ -159,7 +160,7 @@ def average(name: str) -> None:
 
 
 def swapped(name: str) -> None:
-    """The optimizer is older than the shards, whose parameters replace its own in place."""
+    """The model is sharded after the optimizer was built, and its lists get the new parameters."""
     model = network()
     opt = SODA(groups(model, METHODS[name]), LR)
     old = {id(p): key for key, p in model.named_parameters()}
@@ -187,7 +188,7 @@ def swapped(name: str) -> None:
 
 
 def swapped_and_stepped(name: str) -> None:
-    """As swapped, with nothing between the swap and the first step, and a new list of them."""
+    """Like `swapped`, but each group gets a new list, and the next call is the first step."""
     model = network()
     opt = SODA(groups(model, METHODS[name]), LR)
     old = {id(p): key for key, p in model.named_parameters()}
@@ -213,14 +214,14 @@ def assert_laid_out_as(p: Tensor, state: dict[str, Tensor]) -> None:
 
 
 def state(name: str) -> None:
-    """Every rank has the same keys before the first step; what is as large as p is sharded as p."""
+    """All ranks have the same keys before the first step. The state of p is sharded like p."""
     model = shard(network())
     opt = SODA(groups(model, METHODS[name]), LR)
     for _ in range(2):
         mine = [[(k, tuple(t.shape)) for k, t in s.items()] for s in opt.state.values()]
-        all_of_them = [None] * dist.get_world_size()
-        dist.all_gather_object(all_of_them, mine)
-        assert all(theirs == mine for theirs in all_of_them)
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        assert all(theirs == mine for theirs in every)
         assert len(mine) == len(list(model.parameters()))
         for p, s in opt.state.items():
             assert_laid_out_as(p, s)
@@ -260,9 +261,11 @@ MESHES: dict[tuple[int, ...], Any] = {}
 def laid_out(
     name: str, dtype: torch.dtype = torch.float64, partial: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """For each layout: are all parameters, after random gradients, those of the whole run? To the
-    bit, but for products of float64 matrices, whose last bits may depend on where in memory they
-    begin."""
+    """Yield each layout, and whether steps along random gradients end where the whole run does.
+
+    They must agree to the bit, except for products of float64 matrices, whose last bits may depend
+    on where in memory the matrices begin.
+    """
     from torch.distributed.tensor import DTensor, Partial
 
     def draw(seed: int) -> list[Tensor]:
@@ -282,7 +285,7 @@ def laid_out(
         opt = SODA(split, LR, METHODS[name])
         for k in range(5):
             for p, g in zip(split, draw(1 + k), strict=True):
-                if partial:  # the two ranks' halves are still to be summed
+                if partial:  # each rank has half of the sum
                     parts = [Partial()] * mesh.ndim
                     p.grad = DTensor.from_local(g / mesh.size(), mesh, parts)
                 else:
@@ -298,17 +301,17 @@ def placed(name: str) -> None:
 
 
 def rounded(name: str, dtype: torch.dtype) -> None:
-    """The rounding bits belong to the element, wherever it is."""
+    """The bits of stochastic rounding depend on the element's index, not on the layout."""
     assert dict(laid_out(name, dtype)) == dict.fromkeys(layouts(), True)
 
 
 def unreduced(name: str) -> None:
-    """Gradients laid out in another way than their parameters."""
+    """The gradients are not reduced yet: their placements are Partial."""
     assert dict(laid_out(name, partial=True)) == dict.fromkeys(layouts(), True)
 
 
 def average_16(name: str, dtype: torch.dtype) -> None:
-    """eval() and train() where y waits in 16 bits."""
+    """eval() and train() keep the 16 bits of y, and agree with whole parameters."""
     from torch.distributed.tensor import Shard
 
     mesh = meshes((2,))
@@ -378,13 +381,13 @@ def cut_like(t: Tensor, p: Any) -> Tensor:
 
 
 def anchored_layouts(policy: str) -> None:
-    """Each rank has its part of z0, whichever it is, and needs no other rank for it."""
+    """In every layout, each rank has its part of z0, and does not communicate to get it."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.debug import CommDebugMode
 
     for label, (shape, placements) in layouts().items():
         mesh, whole_, parts = meshes(shape), nn.ParameterList(), nn.ParameterList()
-        for s in (*SHAPES, (5,)):  # the last one a constant
+        for s in (*SHAPES, (5,)):  # the last one is a constant
             fits = [q if getattr(q, "dim", 0) < len(s) else Replicate() for q in placements]
             whole_.append(nn.Parameter(torch.zeros(s)))
             parts.append(nn.Parameter(cut(torch.zeros(s), mesh, fits)))
@@ -418,13 +421,13 @@ def replicas(name: str, dtype: torch.dtype) -> None:
         theirs = [torch.empty_like(t) for _ in range(dist.get_world_size())]
         dist.all_gather(theirs, t)
         assert all(torch.equal(t, other) for other in theirs)
-    assert gap(mine, weights(network(dtype))) > 1e-3, "it stands still"
+    assert gap(mine, weights(network(dtype))) > 1e-3, "the weights did not change"
     if dtype == torch.float64:
         assert gap(mine, straight(name)) <= tolerance(name)
 
 
 def zero_redundancy(name: str) -> None:
-    """Each rank updates some of the parameters and sends them round; it builds its own SODA."""
+    """ZeroRedundancyOptimizer builds a SODA on each rank, which steps some of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 

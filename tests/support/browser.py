@@ -17,12 +17,12 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dis
 
 
 def found() -> str | None:
-    """The path of a Chromium. CHROMIUM names one that is elsewhere."""
+    """Return the path of a Chromium. The variable CHROMIUM may name one that is not in PATH."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One page. Everything it says on its console is kept in `said`."""
+    """One page. `said` has the messages, errors and requests of the page, in their order."""
 
     def __init__(self, profile: Path) -> None:
         theirs_in, self.out = os.pipe()
@@ -71,7 +71,7 @@ class Browser:
         return dict(message)
 
     def _note(self, message: dict[str, Any]) -> None:
-        """Errors, warnings, exceptions, and requests that leave the file."""
+        """Keep console messages, errors, exceptions, and requests that leave the file."""
         method, params = message.get("method"), message.get("params", {})
         url = params.get("request", {}).get("url", "")
         if method == "Network.requestWillBeSent" and not url.startswith(("file:", "data:")):
@@ -86,7 +86,7 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def ask(self, script: str) -> Any:
-        """The value of an expression in the page, waited for if it is a promise."""
+        """Return the value of an expression in the page. A promise is awaited."""
         answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -111,7 +111,7 @@ class Browser:
                   buttons=int(button == "left"), clickCount=clicks)  # fmt: skip
 
     def close(self) -> None:
-        """Closing the pipe ends the browser."""
+        """Close the pipe, which ends the browser."""
         os.close(self.out)
         try:
             self.process.wait(timeout=10)

@@ -12,7 +12,7 @@ STEPS, SAVED = 6, 3
 
 
 def trainer(folder: Path, build: Callable[[nn.Module], Any] | None = None, **more: Any) -> Any:
-    """STEPS steps with a warmup and a decay, evaluated and saved after SAVED of them."""
+    """Return a Trainer of STEPS steps with warmup and decay. It saves and evaluates after SAVED."""
     from transformers import Trainer, TrainingArguments
 
     model = make("gpt2")[0]

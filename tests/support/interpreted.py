@@ -109,12 +109,12 @@ SHAPES = ((6, 4), (4, 6), (5, 5), (80, 60), (1, 3))
 
 
 def counted(owner: type, name: str) -> Any:
-    """A method that goes on working, and whose calls are recorded."""
+    """Record the calls of a method, which works as before."""
     return mock.patch.object(owner, name, autospec=True, side_effect=getattr(owner, name))
 
 
 def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
-    """Two steps of a whole optimizer with kernels, as on a GPU, and without."""
+    """Two steps with kernels, as on a GPU, agree with two steps without."""
     from sodaopt.backends.triton.tables import Launch
 
     found, calls = [], []
@@ -142,11 +142,11 @@ def steps(name: str, dtype: torch.dtype, anchor: str, maximize: bool) -> bool:
 
 
 SKIPPED = 2
-"""The step at which a gradient is infinite."""
+"""The step at which a gradient is infinite, so that GradScaler skips it."""
 
 
 def capturable(row: str, dtype: torch.dtype, scaled: bool) -> bool:
-    """With numbers on the device, a schedule and GradScaler: the ordinary steps."""
+    """Steps with capturable=True, a schedule and GradScaler agree with ordinary steps."""
     found = []
     for captures in (True, False):
         torch.manual_seed(0)
@@ -171,7 +171,7 @@ def capturable(row: str, dtype: torch.dtype, scaled: bool) -> bool:
 
 
 def compiled(row: str, dtype: torch.dtype) -> bool:
-    """In one graph of torch.compile: the ordinary steps.
+    """Steps in one graph of torch.compile agree with ordinary steps.
 
     The compiled function sets the gradients, and the learning rate in place or as a new tensor.
     """
@@ -222,7 +222,7 @@ SIZES_OF_GRADIENTS = (1.0, 1e30, 1e-30, 0.0)
 
 
 def spectral(name: str, size: float, device: str = "cpu") -> bool:
-    """Two steps by kernels against the same steps in float64."""
+    """Two steps by kernels agree with the same steps in float64."""
     view, shapes = VIEWS[name]
     map_ = geometry.Ball(geometry.Spectral(geometry.unit, view=view))
     found = []
@@ -244,7 +244,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 5e-3}  # products in fp32 and in fp16
 
 
 def poisoned(bad: float, device: str = "cpu") -> bool:
-    """NaN and infinity reach all of their own matrix, and no other."""
+    """NaN and infinity make their own matrix NaN, and no other."""
     w = torch.nn.Parameter(torch.ones(3, 70, 90, device=device))
     opt = SODA([w], 0.01, _method(MAPS["polar"], "last"))
     w.grad = torch.randn_like(w)
@@ -257,8 +257,8 @@ def poisoned(bad: float, device: str = "cpu") -> bool:
 def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
     """X X^T, a polynomial Z of R = X X^T, and R Z.
 
-    A GPU sums both triangles of A A^T in one order. The interpreter multiplies by numpy, which does
-    so on some CPUs alone.
+    A GPU sums both triangles of A A^T in the same order, so they are equal to the bit. The
+    interpreter multiplies by numpy, for which this is true on some CPUs only.
     """
     from sodaopt.backends.triton.symmetric import product
 
@@ -302,7 +302,7 @@ REUSED = ("nothing", "other memory", "other lr")
 
 
 def repeated(name: str, row: str, device: str = "cpu") -> bool:
-    """Buckets are used again, unless something has changed."""
+    """Buckets are used again, unless a change makes them wrong."""
     found = []
     for runs in (True, False):
         torch.manual_seed(0)
@@ -332,7 +332,7 @@ UNREADABLE = {
 
 
 def unreadable(name: str) -> bool:
-    """A tensor that the kernel would misread is left to plain operations."""
+    """If the kernel would misread a tensor, plain operations step the parameter."""
     p = torch.nn.Parameter(torch.randn(8, 4))
     opt = SODA([p], 0.01, zoo.soda(zoo.lion()))
     p.grad = torch.randn_like(p)

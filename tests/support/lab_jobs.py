@@ -143,7 +143,7 @@ class Command:
         self.process.join(60)
         if self.process.is_alive():
             self.signal(signal.SIGKILL)
-            pytest.fail(f"it did not end: {self.output}")
+            pytest.fail(f"the command did not end: {self.output}")
         return self.process.exitcode
 
 

@@ -1,4 +1,4 @@
-"""A tiny module under Lightning, by whichever of its two names it is installed."""
+"""A tiny module under Lightning, which is installed under one of two names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ def trainer(epochs: int = EPOCHS, **more: Any) -> Any:
 
 
 class Bare(Module):
-    """Without an optimizer: the command line brings one."""
+    """A module without an optimizer. The command line adds one."""
 
     def __init__(self) -> None:
         super().__init__(network(), lambda m: None, lambda opt: None)
@@ -62,7 +62,7 @@ class Bare(Module):
 
 
 def by_command_line(optimizer: Any) -> Any:
-    """The LightningCLI after a fit, the optimizer named by a path or given as a class."""
+    """Return the LightningCLI after a fit. The optimizer is an import path or a class."""
     arguments = ["--optimizer.lr=0.02"]
     if isinstance(optimizer, str):
         arguments.insert(0, f"--optimizer={optimizer}")

@@ -1,4 +1,4 @@
-"""Tiny models of every kind the layer plan knows, each with a loss on a fixed batch.
+"""Tiny models of every kind that the layer plan knows, each with a loss on a fixed batch.
 
 The Hugging Face ones are made from configurations, without weights.
 """
@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tied head that keeps nn.Linear's initialisation, zero output projections, no biases."""
+    """The tied head keeps nn.Linear's initialisation. Output projections are zero. No biases."""
 
     def __init__(self, tied: bool = True) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def mlp() -> nn.Module:
 
 
 def conv_net() -> nn.Module:
-    """An image layer, a depthwise and a pointwise one."""
+    """Return a network with an image layer, a depthwise and a pointwise convolution, and a head."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
         *(nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 12, 1), nn.ReLU()),
@@ -213,7 +213,7 @@ MODELS = HUGGING_FACE | {
 
 
 def make(name: str) -> tuple[nn.Module, Loss]:
-    """A model in training mode, the same each time, and its loss."""
+    """Return a model in training mode, the same at each call, and its loss."""
     build, loss = MODELS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

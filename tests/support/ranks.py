@@ -1,9 +1,9 @@
-"""Checks on several gloo ranks: one spawned world for all of them, one test for each.
+"""Checks on several gloo ranks. The ranks are started once for all checks.
 
-A test module has a table `CHECKS` of functions that take a folder and raise where they fail, and
-may have a number `RANKS`, else two. The fixture `world` runs those that were selected, of all
-modules with this number, on every rank; a test looks its own result up. Starting the ranks takes
-longer than most checks.
+A test module has a table `CHECKS` of functions. Each takes a folder, and raises if it fails. The
+module may set `RANKS`, the number of ranks, which is 2 otherwise. The fixture `world` runs the
+selected checks of all modules with the same number of ranks, because starting the ranks takes
+longer than most checks. Each test looks up the result of its check.
 """
 
 import json
@@ -40,7 +40,9 @@ class World:
     failures: dict[str, str]
 
     def assert_passed(self, module: str, check: str) -> None:
-        failure = self.failures.get(f"{module}:{check}", "not run: the ranks died before it")
+        failure = self.failures.get(
+            f"{module}:{check}", "not run: the ranks ended before this check"
+        )
         assert not failure, failure
 
 
@@ -105,10 +107,10 @@ def _rank(rank: int, size: int, names: list[str], where: Path) -> None:
             failure = ""
             try:
                 import_module(module).CHECKS[check](where)
-            except (Exception, pytest.fail.Exception):  # the latter is no Exception
+            except (Exception, pytest.fail.Exception):  # the latter is not an Exception
                 failure = traceback.format_exc()
             print(json.dumps((name, failure)), file=out, flush=True)
-            # Not a barrier: a rank that failed alone must not meet the others' collectives.
+            # Not a barrier: if a rank fails alone, the others may still be in a collective.
             store.set(f"{name}/{rank}", "done")
             store.wait([f"{name}/{r}" for r in range(size)], 2 * PATIENCE)
     dist.destroy_process_group()

@@ -1,9 +1,9 @@
 """Every row written out in a few plain lines on plain tensors, from the papers.
 
-Nothing here knows the template. An `Update` is the paper's BaseUpdate: it maps the gradient g of
-step k = 0, 1, ... to the change of a point and keeps its memory in a plain dict, one per parameter.
-A `Step` turns it into a method: from the point x where g was taken to the next such point. Spectral
-maps use the exact U V^T of an SVD. Averaged methods leave their output in `s["x"]`.
+Nothing here uses sodaopt. An `Update` is the paper's BaseUpdate: it maps the gradient g of step
+k = 0, 1, ... to the change of a point. Its memory is a plain dict for each parameter. A `Step` maps
+the point at which g was taken to the next such point. Spectral maps use the exact U V^T of an SVD.
+Averaged methods leave their output in `s["x"]`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The tables that tests are products of: methods, their learning rates, and a problem."""
+"""Tables of methods and geometries that tests run over, and a problem to train on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sodaopt.schedules import uniform
 
 
 def anchored(method: Method) -> bool:
-    """Whether zoo.soda takes it."""
+    """Whether zoo.soda takes the method."""
     return method.centre == "last" and method.lam == 1
 
 
@@ -86,7 +86,7 @@ FEW = {
 
 
 def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Parameter]:
-    """Weights of a bias-free tanh network. Two share a shape."""
+    """Return the weights of a tanh network without biases. Two of them have the same shape."""
     rng = torch.Generator().manual_seed(seed)
     shapes = ((6, 5), (6, 6), (6, 6), (3, 6))
     return [
@@ -96,7 +96,7 @@ def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Parameter
 
 
 def loss(weights: list[Tensor]) -> Tensor:
-    """Least squares on fixed data."""
+    """Return the mean squared error on fixed data."""
     rng = torch.Generator().manual_seed(1)
     h = torch.randn(5, 32, generator=rng, dtype=torch.float64)
     t = torch.randn(3, 32, generator=rng, dtype=torch.float64)

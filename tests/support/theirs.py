@@ -1,7 +1,7 @@
-"""The implementations that every row of `sodaopt.zoo` is proven equal to.
+"""Independent implementations with which every row of `sodaopt.zoo` is compared.
 
-THEIRS holds other people's optimizers, run through their own code. RECURRENCES holds the rows that
-nobody else ships, written out in `recurrences.py`. `parity.py` steps both sides and compares.
+THEIRS has optimizers of other projects, run by their own code. RECURRENCES has the recurrences of
+`recurrences.py`, written out from the papers. `tools/parity.py` steps both sides and compares them.
 
 Candidates that were read and left out:
 
@@ -42,18 +42,27 @@ Kwargs = Mapping[str, Any] | Callable[[ModuleType, ModuleType, ModuleType], Mapp
 
 @dataclass(frozen=True)
 class Theirs:
-    """One row of the zoo beside one independent implementation of it."""
+    """A row of the zoo and an independent implementation of it.
+
+    kwargs: the arguments of the row, or a function of sodaopt's (zoo, geometry, polar) that returns
+    them.
+    make: a function (params, lr) that returns their optimizer.
+    tol: the largest difference allowed.
+    schedule: a function from the step to a factor of lr.
+    own_schedule: their optimizer applies the schedule itself.
+    package: the distribution with their code, or "" for a recurrence.
+    """
 
     row: str
-    kwargs: Kwargs  # of the row; or (zoo, geometry, msign) -> kwargs where it takes our objects
+    kwargs: Kwargs
     label: str
-    make: Make  # (params, lr) -> something with step() and param_groups
+    make: Make
     lr: float
     tol: float = 1e-12
     note: str = ""
-    schedule: Callable[[int], float] | None = None  # step -> factor on lr
-    own_schedule: bool = False  # theirs applies it by itself; ours reads group["lr"]
-    package: str = "torch"  # distribution; "" is written out here
+    schedule: Callable[[int], float] | None = None
+    own_schedule: bool = False
+    package: str = "torch"
 
     @property
     def source(self) -> str:
@@ -75,7 +84,7 @@ class Theirs:
 
 
 class Bfloat16IsACopy(TorchFunctionMode):
-    """Cast to bf16 by a copy in the dtype that a tensor has. Their code divides it in place."""
+    """Replace a cast to bf16 by a copy in the tensor's own dtype. Their code changes the copy."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         dtypes = [a for a in (*args, *(kwargs or {}).values()) if a is torch.bfloat16]
@@ -86,10 +95,10 @@ class Bfloat16IsACopy(TorchFunctionMode):
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Their code in float64 where it hard-codes less: the same lines, without the rounding.
+    """Run their code in float64 in places where it hard-codes a lower precision.
 
-    torch's and Keller Jordan's Muon cast to bf16; pytorch_optimizer's Newton-Schulz has bf16
-    as a default argument; torch's NAdam keeps prod(mu) in the default dtype.
+    torch's and Keller Jordan's Muon cast to bf16. pytorch_optimizer's Newton-Schulz has bf16 as a
+    default argument. torch's NAdam keeps prod(mu) in the default dtype.
     """
     patched = []
     try:
@@ -111,7 +120,7 @@ def in_float64() -> Iterator[None]:
 
 
 class Optax:
-    """An optax transformation behind torch's step()."""
+    """An optax transformation with the interface of a torch optimizer."""
 
     def __init__(self, params: list[Parameter], transform: Any):
         self.params, self.transform, self.state = params, transform, None
@@ -134,7 +143,7 @@ class Optax:
 
 
 class Plain:
-    """A recurrence behind torch's step(), one dict of memory per parameter."""
+    """A recurrence with the interface of a torch optimizer. Each parameter has a dict of memory."""
 
     def __init__(self, params: list[Parameter], lr: float, f: r.Step):
         self.param_groups = [{"params": params, "lr": lr}]
@@ -164,13 +173,13 @@ DISTRIBUTIONS = {
 
 
 def find(path: str) -> Any:
-    """`package.module.Name`, imported when it is needed."""
+    """Import `package.module.Name`."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 
 
 def build(path: str, params: list[Parameter], lr: float, options: Mapping[str, Any]) -> Any:
-    """Their optimizer for these parameters. An optax transformation takes none."""
+    """Return their optimizer of these parameters, from its class or its optax transformation."""
     if path.startswith("optax."):
         return Optax(params, find(path)(lr, **options))
     return find(path)(params, lr=lr, **options)
@@ -179,7 +188,7 @@ def build(path: str, params: list[Parameter], lr: float, options: Mapping[str, A
 def call(
     row: str, kwargs: Kwargs, path: str, options: Mapping[str, Any], lr: float, **more: Any
 ) -> Theirs:
-    """Our row(**kwargs) beside their path(params, lr, **options), labelled as one writes it."""
+    """Compare our row(**kwargs) with their path(params, lr, **options). The label is that call."""
     arguments = ", ".join(f"{key}={value!r}" for key, value in options.items())
     more = {"package": DISTRIBUTIONS[path.split(".")[0]]} | more
     more = {"make": lambda params, lr: build(path, params, lr, options)} | more
@@ -201,7 +210,7 @@ def po_scion(norm: str, options: dict[str, Any], constraint: bool) -> Make:
 
 
 def around(path: str, base: Callable[..., Any], options: Mapping[str, Any], beta: float) -> Make:
-    """A wrapper around one of torch's optimizers."""
+    """Return a function that makes their wrapper around one of torch's optimizers."""
     return lambda params, lr: find(path)(base(params, lr, **options), momentum=beta)
 
 

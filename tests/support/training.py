@@ -1,4 +1,4 @@
-"""A small network, plain or sharded, and its training: what the distributed tests compare."""
+"""A small network, plain or sharded, and its training, which the distributed tests compare."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ LR, STEPS = 0.02, 10
 
 
 def network(dtype: torch.dtype = torch.float64, width: int = 13) -> nn.Sequential:
-    """Uneven shards everywhere, and a last layer with one row for two ranks."""
+    """Return a network whose layers divide unevenly. The last one has one row for two ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(6, width), nn.GELU(), nn.Linear(width, 5), nn.GELU(), nn.Linear(5, 1)
     return nn.Sequential(*layers).to(dtype)
@@ -28,7 +28,7 @@ def takes(method: Method, shape: Sequence[int]) -> bool:
 
 
 def groups(model: nn.Module, method: Method) -> list[dict[str, object]]:
-    """Matrices get the method, vectors too where it takes them and Adam where it does not."""
+    """Return a group of matrices and one of vectors, with Adam if the method refuses vectors."""
     split: dict[bool, list[Tensor]] = {True: [], False: []}
     for p in model.parameters():
         split[p.ndim == 2].append(p)
@@ -44,7 +44,11 @@ def batch(k: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 def train(
     model: nn.Module, opt: SODA, steps: Iterable[int] = range(STEPS), halves: bool = False
 ) -> None:
-    """A step on each batch, or on this rank's half of it: the mean over the ranks mends that."""
+    """Take a step on each batch.
+
+    halves: this rank sees its part of a batch only. The mean of all ranks' gradients is that of the
+    batch.
+    """
     dtype = next(model.parameters()).dtype
     for k in steps:
         X, Y = batch(k, dtype)
@@ -75,7 +79,7 @@ def equal(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
 
 
 def cut(t: Tensor, mesh: Any, placements: Sequence[Any]) -> Tensor:
-    """A DTensor of a tensor that every rank has."""
+    """Return a tensor that every rank has as a DTensor."""
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(t, mesh, placements, src_data_rank=None)

@@ -1,5 +1,5 @@
-"""The wrappers around AdamW, and SODAWrapper with each anchor: what the matrix, the frameworks and
-the kill test run."""
+"""The wrappers around AdamW, and SODAWrapper with each anchor, by the names that tests of
+checkpoints, frameworks and kills run over."""
 
 import os
 import tempfile
@@ -45,7 +45,7 @@ def dtype_of(name: str, default: torch.dtype = torch.float64) -> torch.dtype:
 
 
 def prepared(name: str, model: nn.Module, seed: int = 0) -> nn.Module:
-    """A new model with its anchor. All anchors see the same weights, biases at zero."""
+    """Give a new model its anchor. Models have equal weights for all anchors, and zero biases."""
     if name in ANCHORED:
         seeds = init.seeded_(model, seed, rules)
         model.z0 = POLICIES[ANCHORED[name][0]](model, seeds)
@@ -73,23 +73,27 @@ def z0_file(model: nn.Module) -> Path:
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory()  # it goes with the process
+    return tempfile.TemporaryDirectory()  # it is removed when the process ends
 
 
 def fresh(name: str, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model that `started` starts with."""
+    """Return the model of `started`, before its first step."""
     return prepared(name, network(dtype or dtype_of(name)))
 
 
 def initial(name: str) -> list[Tensor]:
-    """The weights that its first step begins with."""
+    """Return the weights from which the first step starts. The anchor "bf16" rounds them."""
     rounded = name in ANCHORED and ANCHORED[name][0] == "bf16"
     ws = [p.detach() for p in fresh(name).parameters()]
     return [w.bfloat16().to(w.dtype) for w in ws] if rounded else ws
 
 
 def wrap(name: str, params: Any, lr: Any = LR, model: Any = None, **base: Any) -> Wrapper:
-    """Around the parameters of a model, or around some of them, of a model with an anchor."""
+    """Return the wrapper around AdamW.
+
+    params: a model, or some of its parameters.
+    model: the model with the anchor, if params are parameters.
+    """
     model = params if isinstance(params, nn.Module) else model
     params = params.parameters() if isinstance(params, nn.Module) else params
     cls, options = _form(name, model)
@@ -120,7 +124,7 @@ def loss_of(model: nn.Module, X: Tensor, Y: Tensor) -> Tensor:
 
 
 def missing(*needs: str) -> str:
-    """The packages that are not installed. Of "a or b" one is enough."""
+    """Return the packages that are not installed. Of "a or b" one is enough."""
     return ", ".join(n for n in needs if not any(map(find_spec, n.split(" or "))))
 
 

@@ -44,8 +44,8 @@ def run_on(*tensors: Tensor) -> bool:
 def usable(device: torch.device) -> bool:
     """Whether Triton kernels run on this GPU.
 
-    One small kernel is compiled. Without Triton or a C compiler, or on an old GPU, none of them
-    works.
+    One small kernel is compiled as a test. Without Triton or a C compiler, or on an old GPU, no
+    kernel works.
     """
     try:
         from sodaopt.backends.triton.pull import pull_

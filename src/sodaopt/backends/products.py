@@ -85,7 +85,10 @@ def choice(X: Tensor) -> Choice:
 
 @cache
 def chosen(short: int, long: int) -> Choice:
-    """The first row of the table whose "short" and "aspect" are at most those of the matrices."""
+    """The choice for fp16 matrices, from the first row of the table that applies to them.
+
+    A row applies if its "short" and its "aspect" are at most those of the matrices.
+    """
     for row in _table():
         if short >= row["short"] and long >= row["aspect"] * short:
             best = row.get("with_hopper", row) if has_hopper() else row

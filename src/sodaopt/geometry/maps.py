@@ -50,7 +50,7 @@ class Context:
 
     @property
     def results(self) -> list[Tensor] | None:
-        """The results of `Geometry.mapped` that have arrived from other ranks."""
+        """This rank's shards of the results of `Geometry.mapped`, or None if nothing travelled."""
         return None if self.shards is None else self.shards.results
 
 
@@ -60,12 +60,12 @@ class Geometry:
     On sharded parameters an elementwise map is called with this rank's shards, and needs nothing
     else. Any other map must set `exchanges`, and is then called with `context.shards`. It completes
     sums over shards by `context.shards.sum`. If it needs whole matrices, it describes them by
-    `exchanged`, `tensors` and `mapped`. One rank maps each matrix before the map is called, and
-    `context.results` has this rank's shards of the results.
+    `exchanged`, `tensors` and `mapped`. Each matrix is mapped by one rank before the map is called,
+    and `context.results` has this rank's shards of the results.
 
     homogeneous: u(s gamma) = s u(gamma), so that the template may fold lam gamma into one number.
     exchanges: the map works on sharded parameters with `context.shards`.
-    reads_m_bar: whether the map reads m_bar or `context.g` if it has `context.results`.
+    reads_m_bar: whether the map reads m_bar or `context.g` even if it has `context.results`.
 
     >>> zoo.shampoo().geometry.homogeneous
     True
@@ -101,10 +101,10 @@ class Geometry:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
 
     def exchanged(self, shape: Shape) -> Exchanged:
-        """Return (shape, frame) of each tensor whose matrices must be whole on one rank.
+        """Return (shape, frame) of each tensor of a parameter whose matrices must be whole.
 
-        If a parameter has several tensors, they have the same number of matrices, are cut like the
-        parameter, and travel in their own dtype. Empty: the map needs no whole matrices.
+        Several tensors must have the same number of matrices. They are cut like the parameter, and
+        travel in their own dtype. Empty: the map needs no whole matrices.
         """
         return ()
 
@@ -115,7 +115,8 @@ class Geometry:
     def mapped(self, matrices: list[Tensor]) -> list[Tensor]:
         """Return the result of each whole matrix (o, i), in new tensors of the same shapes.
 
-        The result of a single tensor must not depend on the scale of the matrix.
+        If a parameter has a single tensor, the result must not depend on the scale of the matrix,
+        which changes if matrices travel in fp16.
         """
         raise NotImplementedError(f"{type(self).__name__} has `exchanged`, and needs `mapped` too")
 
@@ -141,7 +142,7 @@ def _check_coef(name: str, c: Coef, most: float = math.inf) -> None:
 
 @dataclass(frozen=True)
 class _NormMap(Geometry):
-    """The map of a norm. The width factor enters u to the power `degree`."""
+    """The map of a norm. The radius and the width factor enter u to the power `degree`."""
 
     norm: Norm
     radius: Coef = 1.0

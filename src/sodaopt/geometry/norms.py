@@ -37,8 +37,8 @@ def matrixwise(
 def _batch(X: list[Tensor]) -> Tensor:
     """Join batches (n, o, i) into one.
 
-    Matrices at equal distances in one memory are joined without a copy. Matrices that other ranks
-    have sent lie there like this, and so do the experts of one parameter.
+    Single matrices at equal distances in one memory are joined without a copy. Matrices that other
+    ranks have sent lie there like this, and so do the experts that this rank has whole.
     """
     if len(X) == 1:
         return X[0]
@@ -136,7 +136,7 @@ class Norm:
         return True
 
     def duals(self, ds: list[Tensor], units: list[Tensor], shards: Shards | None) -> list[Tensor]:
-        """The dual norm of each d without the width factor, in a shape that multiplies d."""
+        """The dual norm of each d without the width factor, in a shape that broadcasts with d."""
         shapes = [d.shape for d in ds] if shards is None else shards.shapes
         dims = [self.view(shape).dims for shape in shapes]
         parts = [-(d * u).sum(n, keepdim=True) for d, u, n in zip(ds, units, dims, strict=True)]
@@ -163,7 +163,7 @@ class Sign(Norm):
         return 1 / i
 
     def with_view(self, view: View) -> Norm:
-        depends = self.scale is dense and view is not matrix  # other scales do not use d_in
+        depends = self.scale is dense and view is not matrix  # one_hot and unit do not use d_in
         return super().with_view(view) if depends else self
 
     def size(self, X: Tensor) -> Tensor:

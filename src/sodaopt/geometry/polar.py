@@ -63,9 +63,9 @@ class Newton:
     name: its name in BACKENDS.
     steps: the coefficients (a, b, c) of each step.
     safety: at least 1. It keeps singular values below 1 if rounding raises them.
-    dtype: the dtype of the products. None means fp16 for fp32 matrices on a CUDA GPU, where it is
-    eight times as accurate as bf16 after normalisation. Otherwise it is the dtype of the input, at
-    least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
+    dtype: the dtype of the products. None means fp16 on a CUDA GPU, except for float64 matrices:
+    after normalisation it is eight times as accurate as bf16. Otherwise it is the dtype of the
+    input, at least fp32, because on a CPU 16-bit products are 16 to 90 times slower.
     restarts: the steps before which the Gram form computes X X^T again, see `factor`. Without
     restarts, the iteration has the plain form alone.
 

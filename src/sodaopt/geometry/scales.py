@@ -39,7 +39,7 @@ def unit(factor: Factor, f: Frame) -> float:
 
 
 def original(factor: Factor, f: Frame) -> float:
-    """sqrt(max(1, d_out/d_in)): Muon as first published, torch's "original".
+    """sqrt(max(1, d_out/(d_in taps))): Muon as first published, torch's "original".
 
     >>> zoo.muon().geometry.norm.width((64, 16))
     2.0
@@ -48,7 +48,7 @@ def original(factor: Factor, f: Frame) -> float:
 
 
 def rms(factor: Factor, f: Frame) -> float:
-    """sqrt(max(d_out, d_in)): an orthogonal update of unit RMS, the paper's Muon baseline.
+    """sqrt(max(d_out, d_in taps)): an orthogonal update of unit RMS, the paper's Muon baseline.
 
     >>> zoo.muon(scale=geometry.rms).geometry.norm.width((64, 16))
     8.0
@@ -57,7 +57,7 @@ def rms(factor: Factor, f: Frame) -> float:
 
 
 def adamw(factor: Factor, f: Frame) -> float:
-    """0.2 sqrt(max(d_out, d_in)): Moonlight, torch's "match_rms_adamw".
+    """0.2 sqrt(max(d_out, d_in taps)): Moonlight, torch's "match_rms_adamw".
 
     >>> zoo.muon(scale=geometry.adamw).geometry.norm.width((64, 16))
     1.6

@@ -18,4 +18,7 @@ class Shards(Protocol):
     results: list[Tensor] | None
 
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Complete sums over dimensions of each parameter from the sums over this rank's shard."""
+        """Return this rank's shards of sums over dims[j] of each parameter j.
+
+        parts: the same sums over this rank's shard alone. The summed dimensions have length 1.
+        """

@@ -1,9 +1,9 @@
 """Views: how a parameter is a batch of matrices.
 
 A view is a function from a shape to a `Frame`. The plain ones are functions. The parametrised ones
-(`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. If a view cuts one
-parameter into several matrices, the parameter's norm is the largest of their norms, and its dual
-norm is the sum of theirs.
+(`split`, `grouped`) are frozen dataclasses, so that they compare and pickle. They cut one matrix or
+kernel into several: its norm is then the largest of their norms, and its dual norm the sum of
+theirs. The matrices of a stack have a norm each.
 
 shape: the shape of the parameter.
 n: the number of equal blocks or groups, at least 1.
@@ -213,7 +213,8 @@ class split:
     def __call__(self, shape: Shape) -> Frame:
         f = self.of(shape)
         if self.n < 1 or f.o % self.n or f.taps != 1:
-            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks")
+            fix = f"pass a divisor of d_out = {f.o}, or views.grouped for a convolution"
+            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} equal blocks: {fix}")
         beside = f.beside * self.n if f.flipped else 1
         return f._replace(n=f.n * self.n, o=f.o // self.n, beside=beside)
 

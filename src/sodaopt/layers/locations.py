@@ -53,7 +53,7 @@ class Location:
         return re.search(pattern, ".".join(self.keys[-2:])) is not None
 
     def is_repeated(self) -> bool:
-        """Whether the layer is in a list of blocks, in three similar blocks, or in an attention."""
+        """Whether the layer is in an attention, a list of blocks, or one of many similar blocks."""
         for parent, child in zip(self.modules, self.modules[1:], strict=False):
             if "attention" in type(parent).__name__.lower():
                 return True

@@ -32,7 +32,8 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     """Show how `param_groups` would treat each parameter.
 
     model: only its layers and shapes are read, so it may be on the meta device.
-    recipe: a name in RECIPES, "soda(name)", or a dict role -> Method or (Method, lr factor).
+    recipe: a name in RECIPES, such a name with a pull as in "soda(muon)", or a dict
+    role -> Method or (Method, lr factor).
     overrides: pattern = a role, "frozen", a view such as split(3), a Method, an lr factor, or a
     tuple of these. Patterns are regular expressions, and the first match wins:
 

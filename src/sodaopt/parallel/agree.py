@@ -1,15 +1,16 @@
 """Collective decisions: ranks that would wait for each other for ever raise the same error.
 
-Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash. It
-has the settings of the groups, the order and the shapes of their parameters, the learning rates,
-and the step of each parameter that has a gradient. The comparison is an all-reduce of 16 bytes over
-gloo, which does not wait for the device. If the hashes differ, or if a rank failed to prepare its
-step, the ranks exchange descriptions, and every rank raises the first difference. After the step
-they compare once more whether a rank failed.
+Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash of
+the settings of the groups, the order and the shapes of the parameters that they share, the learning
+rates, and the step of each of these parameters that has a gradient. The comparison is an all-reduce
+of 16 bytes over gloo, which does not wait for the device. If the hashes differ, or if a rank failed
+to prepare its step, the ranks exchange descriptions, and every rank raises the first difference.
+After the step they compare once more whether a rank failed.
 
-An all-reduce of gloo sends messages from rank to rank, all around the group. So many ranks form a
-grid, with at most `FEW` ranks along each axis if their number has such factors, and compare along
-one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4 ranks.
+An all-reduce of gloo sends messages from rank to rank, all around the group, so its time grows with
+the number of ranks. More than `FEW` ranks therefore form a grid, if their number has small factors,
+and compare along one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4
+ranks.
 """
 
 import hashlib
@@ -59,7 +60,7 @@ def agree(
     error = str(failure or "")
     text = repr((summary, error))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-    # the least number, and minus the largest
+    # after the reductions: the least number, and minus the largest
     both = torch.tensor([number, -number], device="cpu")
     try:
         groups = _host_groups(ranks, dist.group.WORLD)
@@ -81,7 +82,10 @@ def agree(
 
 
 def _first_difference(found: list[Entry]) -> list[Entry]:
-    """The first rank that failed, or the first rank and the first one that differs from it."""
+    """Return the entry of the first rank that failed.
+
+    If none failed, return those of the first rank and of the first one that differs from it.
+    """
     found = sorted(found, key=lambda entry: entry[0])
     failed = [entry for entry in found if entry[1]]
     return failed[:1] or found[:1] + [entry for entry in found if entry[2] != found[0][2]][:1]
@@ -105,7 +109,8 @@ def _message(found: list[Entry]) -> str:
 def _host_groups(ranks: Any, world: Any) -> list[Any]:
     """The gloo groups of this rank, one for each axis of the grid of ranks.
 
-    world: the default group. After a restart within the process, groups must be made again.
+    world: the default group, only a key of the cache. After a restart of torch.distributed within
+    the process, the groups must be made again.
     """
     is_mesh = hasattr(ranks, "get_all_groups")
     groups = ranks.get_all_groups() if is_mesh else [ranks]
@@ -113,7 +118,7 @@ def _host_groups(ranks: Any, world: Any) -> list[Any]:
 
 
 def _small_groups(group: Any) -> list[Any]:
-    """Return the group itself if it has few ranks and speaks gloo, else new groups."""
+    """Return the group itself if one reduction is enough and it speaks gloo, else new groups."""
     import torch.distributed as dist
 
     ranks = torch.tensor(dist.get_process_group_ranks(group), device="cpu")
@@ -121,16 +126,16 @@ def _small_groups(group: Any) -> list[Any]:
     if len(sizes) == 1 and "cpu:gloo" in dist.get_backend_config(group):
         return [group]
     at = (ranks == dist.get_rank()).view(sizes).nonzero()[0].tolist()
-    lines = [ranks.view(sizes).movedim(d, 0)[:, *at[:d], *at[d + 1 :]] for d in range(len(sizes))]
+    axes = [ranks.view(sizes).movedim(d, 0)[:, *at[:d], *at[d + 1 :]] for d in range(len(sizes))]
     # creating a group needs its members only, if all of them are in the same number of groups
     return [
-        dist.new_group(line.tolist(), _timeout(group), "gloo", use_local_synchronization=True)
-        for line in lines
+        dist.new_group(axis.tolist(), _timeout(group), "gloo", use_local_synchronization=True)
+        for axis in axes
     ]
 
 
 def _factors(n: int) -> list[int]:
-    """Factors of n of at most FEW each. The last one is larger if it has no such factor."""
+    """Factors of n, each at most FEW. The last one is larger if it has no such factor."""
     found = []
     while n > 1:
         found.append(next((f for f in range(FEW, 1, -1) if n % f == 0), n))

@@ -1,15 +1,16 @@
 """Which rank computes which matrix, and which parameters are in one round.
 
-Every matrix has one owner, which computes it once for all ranks. A shard keeps its whole matrices
-(experts sharded over experts), until their work is 1/S of the parameter's. All others are dealt one
-by one, the largest of a group first, each to the rank with the least work so far. So a rank has at
-most the mean work plus one matrix.
+Every matrix has one owner, a rank that computes it once for all ranks. A matrix that one shard has
+whole (an expert, if each shard has some of the experts) stays with this shard, until the work that
+stays there is 1/S of the parameter's. All others are dealt one by one, the largest of a bucket
+first, each to the rank with the least work so far. So a rank has at most the mean work plus one
+matrix.
 
 The parameters are cut into rounds. In a round, a rank's shards have at most `limit` elements, and
-its matrices have at most `limit` too. If one matrix or one parameter's shard is larger, the limit
-is its size.
+the matrices that it computes have at most `limit` too. A round may have more if its first
+parameter, which has the largest matrix, needs more. See `Round.capacity`.
 
-All ranks deal alike, and need no communication for it.
+Every rank deals all matrices, with the same result, so this needs no communication.
 """
 
 from collections import Counter
@@ -34,14 +35,15 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Round]:
 
     kinds = list(map(kind, params, owners))
 
-    def order(j: int) -> Any:  # one shape after the other, because an owner computes it in a batch
+    def order(j: int) -> Any:  # equal shapes together: an owner computes them in one batch
         return params[j].number, -params[j].largest, kinds[j], params[j].shape
 
     for j in sorted(range(len(params)), key=order):
         p = params[j]
         if not found or not found[-1].fits(kinds[j], p, owners[j]):
-            # allow one matrix for each shard, or two if shards are uneven
-            one = min(grid.S * p.shard // max(len(p.tasks), 1), 2 * p.largest)
+            # Let each of the S shards own a matrix of this size. If shards are uneven, the first
+            # ones then hold more elements than a matrix has: allow at most twice as many.
+            one = min(grid.S * p.shard_size // max(len(p.tasks), 1), 2 * p.largest)
             held: list[list[Piece]] = [[] for _ in range(grid.R)]
             found.append(Round(grid, kinds[j], limit, max(limit, one), p.largest, held=held))
         found[-1].add(j, p, owners[j])
@@ -51,7 +53,8 @@ def deal(grid: Grid, params: tuple[Param, ...], limit: int) -> list[Round]:
 def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
     """Return the rank r * S + s that computes each task of each parameter.
 
-    First the matrices that stay, and then all others.
+    Tasks that stay with their shard are dealt first. For the others, a rank that has the matrices
+    whole is preferred among the least busy ranks.
     """
     found, balance, left = [[0 for _ in p.tasks] for p in params], Balance(grid), []
 
@@ -74,7 +77,10 @@ def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
 
 
 class Balance:
-    """The work of each rank r * S + s. A heap of all ranks and one for each s find the least."""
+    """The work of each rank r * S + s.
+
+    The least busy rank is found by a heap of all ranks, and by one heap for each s.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self.work = [0] * (grid.R * grid.S)
@@ -92,6 +98,6 @@ class Balance:
     def least(self, s: int | None) -> int:
         """Return the least work of a rank with shard s, or of any rank if s is None."""
         heap = self.heaps[s]
-        while heap[0][0] != self.work[heap[0][1]]:  # the rank was given work by another heap
+        while heap[0][0] != self.work[heap[0][1]]:  # work was added through another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
         return heap[0][0]

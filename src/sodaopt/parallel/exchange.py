@@ -1,9 +1,9 @@
-"""Maps that need whole matrices or whole rows, on parameters that several ranks share.
+"""The ranks that share parameters, and this rank's shards of these parameters.
 
-`Sharing` says which ranks share a parameter. Each of its matrices is computed on one rank, its
-owner. `deal.py` decides which one, and `stages.py` sends the matrices to their owners and the
-results back. `Shards.sum` adds numbers over shards in one reduction, which the lengths of rows and
-columns need.
+`Sharing` says which ranks share a parameter. A map that needs whole matrices computes each of them
+on one rank, its owner. `deal.py` decides which one, and `stages.py` sends the matrices to their
+owners and the results back. A map that needs the lengths of rows or columns completes its sums over
+shards by `Shards.sum`, in one reduction.
 """
 
 import math
@@ -24,19 +24,19 @@ from sodaopt.parallel.sharded import is_sharded, placement_of
 
 T = TypeVar("T")
 WHOLE = Placement((), (), ())
-"""The placement of a plain parameter, which no mesh cuts."""
+"""The placement of a plain parameter: no mesh cuts it."""
 
 
 class Sharing:
     """The ranks that share parameters.
 
-    process_group: the ranks that have the same plain parameters, or None: plain parameters are
-    then computed on every rank.
+    process_group: the ranks that have the same plain parameters. None: every rank computes all
+    plain parameters.
     dtype: the dtype in which matrices travel. None: their own dtype.
-    label: names a parameter in an error.
+    label: a function that names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
-    fixed: (key, texts): the text of the settings that the ranks compare at each step, by mesh, and
-    the key of the groups that it describes.
+    fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
+    mesh or process group. They are made again if the key, which identifies the groups, changes.
     """
 
     fixed: Any = None, None
@@ -60,8 +60,8 @@ class Sharing:
         """Return work(). If it raises an error, keep the error and return instead().
 
         The other ranks wait for the messages of this rank, so it must go on until the end of the
-        step. Then all ranks raise the error. If work communicates, the others wait for it until
-        the time-out.
+        step. Then all ranks raise the error. If `work` fails before a collective of its own, the
+        other ranks wait in this collective until the time-out.
 
         params: the parameters that the error names.
         doing: the verb of the error: a rank could not "compute" the step.
@@ -84,7 +84,7 @@ class Sharing:
     def key(self, p: Any) -> Any:
         """Return a key of the ranks that share p, and of its replicas among them.
 
-        None: p is not shared. Parameters with the same key share one `Grid`.
+        None: p is not shared. Parameters with the same key have the same `Grid`.
         """
         if is_sharded(p):
             if p.device_mesh.get_coordinate() is None:
@@ -100,6 +100,7 @@ class Shards:
     """This rank's shards of parameters with one key (`Sharing.key`).
 
     shapes: the shapes of the whole parameters.
+    placements: how the mesh cuts each of them.
     results: this rank's shards of the mapped tensors, after they have arrived.
     """
 
@@ -111,13 +112,13 @@ class Shards:
         self.sharing, self.params = sharing, params
         self.shapes = [p.shape for p in params]
         if is_sharded(params[0]):
-            self.cuts = [placement_of(p) for p in params]
+            self.placements = [placement_of(p) for p in params]
             self.shard_group, self.replica_group = _groups(
                 *sharing.key(params[0]), dist.group.WORLD
             )
             self.device = _device(params[0])
         else:
-            self.cuts = [WHOLE for _ in params]
+            self.placements = [WHOLE for _ in params]
             self.shard_group, self.replica_group = None, sharing.process_group
             self.device = params[0].device
         (R, r), (S, s) = map(_size_and_rank, (self.replica_group, self.shard_group))
@@ -126,20 +127,22 @@ class Shards:
     def deal(self, numbers: Sequence[int], tensors: Sequence[Any]) -> list[Round]:
         """Deal the matrices to ranks, and cut the parameters into rounds.
 
-        numbers: a number for each parameter. Different numbers are in different rounds.
+        numbers: the index of each parameter's bucket, see `Param`.
         tensors: `Geometry.exchanged` of each parameter.
         """
-        params = zip(numbers, map(tuple, self.shapes), self.cuts, tensors, strict=True)
+        params = zip(numbers, map(tuple, self.shapes), self.placements, tensors, strict=True)
         return deal(self.grid, tuple(Param(*entry) for entry in params), stages.ROUND)
 
     def sum(self, parts: list[Tensor], dims: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Complete sums over dims[j] of each parameter, from the sums over this rank's shard.
+        """Return this rank's shards of sums over dims[j] of each parameter j.
 
-        The summed dimensions have length 1. Nothing travels if no mesh dimension cuts a summed one.
+        parts: the same sums over this rank's shard alone. The summed dimensions have length 1.
+        Nothing travels if no mesh dimension cuts a summed one.
         """
         import torch.distributed as dist
 
-        crosses = [{*cut.cuts} & {*summed} for cut, summed in zip(self.cuts, dims, strict=True)]
+        pairs = zip(self.placements, dims, strict=True)
+        crosses = [{*placement.cuts} & {*summed} for placement, summed in pairs]
         if self.shard_group is None or not any(crosses):
             return parts
         shapes = [
@@ -159,7 +162,7 @@ class Shards:
 
     def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
         """This rank's slice of the sums of parameter j."""
-        box = boxes(tuple(self.shapes[j]), self.cuts[j])[self.grid.s]
+        box = boxes(tuple(self.shapes[j]), self.placements[j])[self.grid.s]
         return tuple(
             slice(0, 1) if d in summed else slice(axis.start, axis.stop)
             for d, axis in enumerate(box)
@@ -169,7 +172,8 @@ class Shards:
         """Divide each matrix by its root mean square.
 
         An entry is then at most the root of the number of entries. fp16, whose largest number is
-        65504, can therefore hold a matrix with 4e9 entries.
+        65504, can therefore hold a matrix with 4e9 entries. The blocks of a fused layer are
+        divided by the root mean square of all of them.
         """
         dims = [f.dims for f in frames]
         norm = partial(torch.linalg.vector_norm, keepdim=True, dtype=torch.float64)
@@ -188,9 +192,11 @@ def _device(p: Any) -> torch.device:
 
 @lru_cache(maxsize=64)
 def _groups(mesh: Any, replicated: tuple[bool, ...], world: Any) -> tuple[Any, Any]:
-    """The group of the S shards, and the group of the R replicas.
+    """The group of the S ranks with different shards, and the group of the R replicas.
 
-    world: the default group. After a restart within the process, groups must be made again.
+    replicated: for each dimension of the mesh, whether it replicates.
+    world: the default group, only a key of the cache. After a restart of torch.distributed within
+    the process, the groups must be made again.
     """
     cut = [d for d, same in enumerate(replicated) if not same]
     same = [d for d, same in enumerate(replicated) if same]
@@ -219,5 +225,6 @@ def _group(mesh: Any, dims: list[int]) -> Any:
         return mesh.get_group(dims[0])
     if ranks == list(range(dist.get_world_size())):
         return dist.group.WORLD
-    # torch names a group by the number of groups that a rank is in, so all ranks must be in as many
+    # only the members make the group. torch names it by the number of groups that a rank is in, so
+    # all members must be in the same number of groups
     return dist.new_group(ranks, use_local_synchronization=True)

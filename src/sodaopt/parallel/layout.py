@@ -1,14 +1,15 @@
 """Which rank holds which slice of a matrix, and the rounds in which matrices travel.
 
-The ranks that share a parameter form a grid of R x S ranks. S ranks hold different shards,
-and each shard has R replicas:
+The ranks that share a parameter form a grid of R x S ranks: R replicas of the parameter, each cut
+into S shards. The rank with the number r * S + s in this grid holds shard s of replica r:
 
     FSDP, tensor parallel, FSDP x TP    R = 1
     HSDP                                R replicas of S shards
     DDP                                 S = 1
 
-A slice is a box: one range for each dimension of the parameter. Everything here is arithmetic with
-shapes, alike on every rank, and needs no communication.
+A slice is a box: one range for each dimension of the parameter. The part of a matrix that one shard
+holds is a piece. The rank that computes a matrix is its owner, see `deal.py`. All of this follows
+from shapes and placements, without communication.
 """
 
 import math
@@ -65,10 +66,11 @@ class Grid(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Parameters of one kind may be in one round.
+    """The kind of a parameter. All parameters of a round have the same kind.
 
     number: see `Param`.
-    has_tasks, travels: there are matrices to compute, and they travel to their owners.
+    has_tasks: whether matrices of the parameter are computed.
+    travels: whether they travel, because some owner does not have its matrix whole.
     """
 
     number: int
@@ -79,7 +81,7 @@ class Kind(NamedTuple):
 class Param(NamedTuple):
     """A parameter that ranks share.
 
-    number: a number, such as its bucket's. Parameters of different numbers are in different rounds.
+    number: the index of its bucket, or in a prediction of its group. A round has one number only.
     shape, placement: the whole shape, and how the mesh cuts it.
     tensors: the shape and the frame (see `geometry.views`) of each tensor whose matrices are
     mapped. The mesh cuts them like the parameter.
@@ -91,8 +93,8 @@ class Param(NamedTuple):
     tensors: tuple[tuple[Shape, Any], ...]
 
     @property
-    def shard(self) -> int:
-        """The elements of the largest shard."""
+    def shard_size(self) -> int:
+        """The elements of the largest shard: of all tensors, or of the parameter if it has none."""
         shapes, first = [t[0] for t in self.tensors] or [self.shape], [0] * len(self.placement.mesh)
         return sum(_size(self.placement.box(shape, first)) for shape in shapes)
 
@@ -107,12 +109,12 @@ class Param(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The matrices that one call maps: one of each tensor of a parameter.
+    """Matrices that are mapped together: one of each tensor of a parameter.
 
     boxes: the slice of each tensor.
     size: the number of elements of the matrices.
-    flops: the work, up to a factor.
-    holder: the shard that has the matrices whole, or None.
+    flops: the work, up to a constant factor.
+    holder: the index of the shard that has the matrices whole, or None.
     """
 
     boxes: tuple[Box, ...]
@@ -122,11 +124,11 @@ class Task(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A slice of one of several tensors.
+    """The part of a matrix that one shard holds, as a slice of one of several tensors.
 
     tensor: the index of the tensor.
     at, size: the slice, and its number of elements.
-    shard: the shard that the slice goes to or comes from.
+    shard: the index of the shard that the piece goes to or comes from.
     """
 
     tensor: int
@@ -137,20 +139,21 @@ class Piece(NamedTuple):
 
 @dataclass
 class Round:
-    """A round: parameters whose matrices travel and are computed together.
+    """Parameters whose matrices travel and are computed together.
 
     limit: the most elements that a rank holds, and that it computes, unless the round is large.
-    capacity: the limit that `fits` checks, which is larger if a single matrix needs more.
+    capacity: the limit that `fits` checks, which is larger if the first parameter needs more.
     params: the indices of the parameters.
-    shard: the most elements that a rank holds.
+    shard_size: the most elements that a rank holds.
     owned: the elements of the matrices that each rank r * S + s computes.
     work: the flops of each rank r * S + s.
     largest: the elements of the largest task.
     frames, shapes: the frame of each tensor, and the shape of this rank's shard of it.
     held: held[r] are the pieces of this rank's shards that replica r computes, sorted by the shard
     of their owner.
-    mine: the tensor and the shape of each matrix of this rank.
-    made_of: the pieces of `mine`, by the shard that holds them.
+    parts: the elements of each held[r], set by `close`.
+    mine: the index of the tensor and the shape of each matrix that this rank computes.
+    made_of: the pieces of these matrices, sorted by the shard that holds them.
     """
 
     grid: Grid
@@ -159,7 +162,7 @@ class Round:
     capacity: int
     largest: int
     params: list[int] = field(default_factory=list)
-    shard: int = 0
+    shard_size: int = 0
     owned: Counter[int] = field(default_factory=Counter)
     work: Counter[int] = field(default_factory=Counter)
     frames: list[Any] = field(default_factory=list)
@@ -169,11 +172,11 @@ class Round:
     made_of: list[Piece] = field(default_factory=list)
 
     def fits(self, kind: Kind, p: Param, owners: list[int]) -> bool:
-        """Whether a parameter of this kind can be added without exceeding `capacity`."""
+        """Whether the parameter has the round's kind, and adding it does not exceed `capacity`."""
         added = Counter[int]()
         for owner, task in zip(owners, p.tasks, strict=True):
             added[owner] += task.size
-        most = max([self.shard + p.shard, *(self.owned[o] + n for o, n in added.items())])
+        most = max([self.shard_size + p.shard_size, *(self.owned[o] + n for o, n in added.items())])
         return kind == self.kind and most <= self.capacity
 
     def add(self, j: int, p: Param, owners: list[int]) -> None:
@@ -181,7 +184,7 @@ class Round:
         _, S, r, s = self.grid
         tensors, first = [boxes(shape, p.placement) for shape, _ in p.tensors], len(self.frames)
         self.params.append(j)
-        self.shard += p.shard
+        self.shard_size += p.shard_size
         self.frames += [frame for _, frame in p.tensors]
         self.shapes += [tuple(map(len, shards[s])) for shards in tensors]
         for owner, task in zip(owners, p.tasks, strict=True):
@@ -204,7 +207,7 @@ class Round:
     @property
     def size(self) -> int:
         """The most elements that a rank holds or computes."""
-        return max([self.shard, *self.owned.values()])
+        return max([self.shard_size, *self.owned.values()])
 
     @property
     def travels(self) -> bool:
@@ -213,22 +216,25 @@ class Round:
 
     @property
     def is_large(self) -> bool:
-        """Whether one matrix, or one parameter, has more elements than a round may have."""
+        """Whether a rank holds or computes more than `limit`, because of a large parameter."""
         return self.size > self.limit
 
     @property
     def is_even(self) -> bool:
-        """Whether one all-gather sends the results to the other replicas, and not broadcasts.
+        """Whether the results go to the other replicas by one all-gather instead of broadcasts.
 
-        An all-gather pads all parts to the longest. It must not double the elements. A large round
-        has no memory for padding.
+        An all-gather pads all parts to the longest, which must not double the elements. A large
+        round has no memory for padding.
         """
         padded = max(self.parts) * len(self.parts)
         return padded == sum(self.parts) if self.is_large else padded < 2 * sum(self.parts)
 
 
 def located(rows: Sequence[list[Piece]], n: int) -> list[list[tuple[int, int, Piece]]]:
-    """The pieces of each of n tensors, each as (row, its first element in that row, piece)."""
+    """The pieces of each of n tensors, each as (row, offset of the piece in this row, piece).
+
+    rows: lists of pieces that are packed one after the other.
+    """
     found: list[list[tuple[int, int, Piece]]] = [[] for _ in range(n)]
     for r, row in enumerate(rows):
         begin = 0
@@ -255,7 +261,7 @@ def _piece(index: int, a: Box, b: Box, inside: Box, shard: int) -> Iterator[Piec
 
 
 def _flops(o: int, i: int) -> int:
-    """The work of the products of an o x i polar factor, up to a factor."""
+    """The work of the products of an o x i polar factor, up to a constant factor."""
     short, long = sorted((o, i))
     return short * short * (2 * long + short)
 

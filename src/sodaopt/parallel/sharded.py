@@ -1,6 +1,6 @@
-"""DTensors: this rank's shard of a tensor, and the place of the shard in the whole tensor.
+"""DTensors: this rank's shard of a tensor, and the slice of the whole tensor that it is.
 
-The template works on each rank's shard, which is exact for elementwise maps. Maps that need whole
+An optimizer works on each rank's shard, which is exact for elementwise maps. Maps that need whole
 matrices or whole rows use `exchange.py`. A Newton-Schulz iteration on a shard alone would return a
 wrong result without an error.
 """

@@ -9,8 +9,8 @@
 A round is some parameters whose matrices travel together. `deal.py` cuts the parameters into
 rounds, and decides which rank owns which matrix. `order.py` has the order of all stages.
 
-The first three stages start a collective, and the next stage waits for it. A round larger than
-`ROUND` waits for its results at once, which frees the tensor that was sent.
+Each of the first three stages starts its collective, and the next stage waits for it. A round
+larger than `ROUND` waits for its results within `compute`, which frees the tensor that was sent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from sodaopt.parallel.sharded import local
 if TYPE_CHECKING:
     from sodaopt.parallel.exchange import Shards
 
-BUCKET = 1 << 27
+UNDER_WAY = 1 << 27
 """The most elements of all rounds under way on a rank. The temporary memory of a step is at most
-this and the largest matrix. A matrix with more than BUCKET elements counts instead of BUCKET. For a
-stack of matrices, twice the part that a rank has or computes replaces BUCKET (it is sent and
-received), and three times this part if alpha_bar is not 0, because m_bar of it is a new tensor."""
+UNDER_WAY elements and the largest matrix. Two larger numbers may count instead of UNDER_WAY: the
+elements of a matrix, and twice the part of a stack of matrices that a rank has or computes, because
+it is sent and received. If alpha_bar is not 0, this part counts three times, because its m_bar is a
+new tensor."""
 
-ROUND = BUCKET // 8
+ROUND = UNDER_WAY // 8
 """The most elements of a round on a rank. Rounds that overlap have up to eight times as many in
 memory: the shards and the matrices of a round that is sent, then the matrices, their batch and the
 results of a round that is computed, then the results at the owner and at the shards of a round that
@@ -47,21 +48,22 @@ ALIGNED = 16
 """Copies of tensors in one tensor begin at multiples of this many elements: 64 bytes in fp32."""
 
 STREAMS: dict[torch.device, Any] = {}
-"""The stream of each device for the matrix products of a rank that has replicas."""
+"""The stream of each device on which a rank that has replicas maps its matrices."""
 
 
 @dataclass
 class Exchange:
     """The exchange of one round's matrices.
 
-    map: a function from a list of whole matrices to new tensors, `Geometry.mapped`.
+    shards: this rank's shards of the round's parameters.
+    map: `Geometry.mapped`, a function from a list of whole matrices to new tensors.
     tensors: a function that returns this rank's shards of all tensors. It is called when they are
     needed, so that temporary tensors do not live between stages.
     step: a function that steps the parameters with the results.
     dtype: the dtype of the tensors. They may travel in another one.
-    is_alone: whether `step` communicates with no rank, so that its error can wait.
-    arriving: a function that waits for the collective under way, and returns the tensors that it
-    fills.
+    is_alone: whether `step` does not communicate. Its error can then wait, see `Sharing.attempt`.
+    arriving: a function that waits for the collective under way, and returns the tensor or the
+    tensors that it fills.
     """
 
     shards: Shards
@@ -77,13 +79,13 @@ class Exchange:
         """Start to send the pieces of the matrices to their owners, unless the owners have them."""
         if self.round.travels:
             self._all_to_all(
-                self._message(self._own, [self._sent()]), self._own, self.round.made_of
+                self._message(self._own, [self._scaled()]), self._own, self.round.made_of
             )
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
-        is_beside = self.shards.replica_group is not None and self.shards.device.type == "cuda"
-        stream = _products_stream(self.shards.device) if is_beside else None
+        has_stream = self.shards.replica_group is not None and self.shards.device.type == "cuda"
+        stream = _products_stream(self.shards.device) if has_stream else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             packed = self._message(self.round.made_of, [self._mapped(self._matrices())])
             works = [stream.record_event()] if stream is not None else []
@@ -116,9 +118,9 @@ class Exchange:
         self.shards.results = None
 
     def _finish(self, arrived: list[Tensor]) -> None:
-        parts = [arrived.pop(0).to(self._home, self.dtype) for _ in list(arrived)]
+        parts = [arrived.pop(0).to(self._shard_device, self.dtype) for _ in list(arrived)]
         self.shards.results = _unpacked(parts, self.round.held, self.round.shapes) or None
-        del parts  # the results may be copies
+        del parts  # frees them if the results are copies
         self.step()
 
     @property
@@ -127,36 +129,36 @@ class Exchange:
         return self.round.held[self.round.grid.r]
 
     @property
-    def _travels_in(self) -> torch.dtype:
-        """The dtype in which the tensors travel. Several tensors of a parameter keep their own."""
+    def _message_dtype(self) -> torch.dtype:
+        """The dtype in which the tensors travel: their own if a parameter has several tensors."""
         several = len(self.round.frames) > len(self.round.params)
         return self.dtype if several else self.shards.sharing.dtype or self.dtype
 
     @property
-    def _home(self) -> torch.device:
+    def _shard_device(self) -> torch.device:
         """The device of this rank's shards, which may be offloaded to the host."""
         return local(self.shards.params[0]).device
 
     def _read(self) -> list[Tensor]:
         """This rank's shards of all tensors. They are zeros if `tensors` raises an error."""
-        zero = partial(torch.zeros, dtype=self.dtype, device=self._home)
+        zero = partial(torch.zeros, dtype=self.dtype, device=self._shard_device)
         zeros = partial(map, zero, self.round.shapes)
         return list(self.shards.sharing.attempt(self.tensors, zeros, self.shards.params))
 
-    def _sent(self) -> list[Tensor]:
-        """The tensors to send, scaled if they travel in fp16."""
+    def _scaled(self) -> list[Tensor]:
+        """This rank's shards of all tensors, scaled if they travel in fp16."""
         tensors = self._read()
-        if self._travels_in == torch.float16:
+        if self._message_dtype == torch.float16:
             return self.shards.over_rms(tensors, self.round.frames)
         return tensors
 
     def _arrived(self) -> Any:
-        """Wait for the collective under way, and free the tensors that were sent."""
+        """Wait for the collective under way, and free the tensor that was sent."""
         arriving, self.arriving = self.arriving, lambda: None
         return arriving()
 
     def _matrices(self) -> list[Tensor]:
-        """This rank's matrices, as slices of their tensors."""
+        """The matrices that this rank computes, in the shapes of their slices, not folded."""
         round_ = self.round
         if round_.travels:
             arrived = self._arrived().to(self.dtype)
@@ -181,13 +183,13 @@ class Exchange:
         return self.shards.sharing.attempt(mapped, zeros, params)
 
     def _message(self, pieces: list[Piece], tensors: list[list[Tensor]]) -> Tensor:
-        """Pack the pieces. The message is zeros if this raises an error.
+        """Pack the pieces of some tensors. The message is zeros if this raises an error.
 
-        tensors: a list of one list, which is removed from it, so that it is freed.
+        tensors: a list that has the list of tensors. It is emptied, which frees them early.
         """
 
         def zeros() -> Tensor:
-            n, dtype = sum(self._sizes(pieces)), self._travels_in
+            n, dtype = sum(self._sizes(pieces)), self._message_dtype
             return torch.zeros(n, dtype=dtype, device=self.shards.device)
 
         def packed() -> Tensor:
@@ -202,8 +204,8 @@ class Exchange:
         """
         device = self.shards.device
         if len(tensors) == 1 and is_in_order(located([pieces], 1)[0], tensors[0].shape):
-            return tensors[0].reshape(-1).to(device, self._travels_in)
-        packed = torch.empty(sum(self._sizes(pieces)), dtype=self._travels_in, device=device)
+            return tensors[0].reshape(-1).to(device, self._message_dtype)
+        packed = torch.empty(sum(self._sizes(pieces)), dtype=self._message_dtype, device=device)
         slices = [tensors[p.tensor][p.at] for p in pieces]
         parts = torch.split(packed, [p.size for p in pieces])
         _copy([part.view(t.shape) for part, t in zip(parts, slices, strict=True)], slices)
@@ -255,14 +257,14 @@ class Exchange:
     def _waited(self, works: Sequence[Any], result: Tensor, sent: Tensor) -> Tensor:
         """Wait for collectives or for products, then return the result.
 
-        sent: the tensor that is sent. This call keeps its memory until then.
+        sent: the tensor that is sent. `arriving` holds it until they end.
         """
         try:
             with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
                 for work in works:
                     work.wait()
         except RuntimeError as e:
-            if self.shards.sharing.failure is not None:  # the cause is here
+            if self.shards.sharing.failure is not None:  # this rank is the cause
                 raise self.shards.sharing.failure from e
             names = ", ".join(map(self.shards.sharing.label, self.shards.params))
             raise RuntimeError(
@@ -276,10 +278,9 @@ class Exchange:
 
 
 def _products_stream(device: torch.device) -> Any:
-    """Return a stream for the products of a rank that has replicas.
+    """Return the stream on which matrices are mapped. It waits for the current stream first.
 
-    It waits for the current stream. If products ran on the current stream, the results of other
-    replicas would wait for them.
+    If the products ran on the current stream, the results of other replicas would wait for them.
     """
     if device not in STREAMS:
         STREAMS[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ matrices), and the numbers of this step. So a launch has the same arguments at e
                5    the number of elements (elementwise), or the distance of two rows in memory
                6    the index of the first element in the whole parameter
                7    the prefix of the rounding key
-               8    the width factor, as float64 bits
+               8    minus the width factor, as float64 bits
                9    a z0 that is one number, as float64 bits
                10   whether the long side of a matrix is stored first
     numbers    0-2  alpha, alpha_bar, lam
@@ -44,7 +44,7 @@ class Table:
 
     owners: the index of the parameter that each row belongs to.
     offsets: the rows without addresses. `fill` adds the parameter's addresses to the first five.
-    is_aligned: whether wide loads may be used: all addresses and distances are multiples of 16.
+    is_aligned: whether loads may be wide: all addresses and column 5 are multiples of 16.
     """
 
     rows: Tensor
@@ -113,7 +113,7 @@ def pointer(row, column: tl.constexpr, T: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def scale(row, numbers):
-    """gamma times the width factor."""
+    """gamma times minus the width factor: the number that multiplies the direction."""
     return (tl.load(row + 8).to(tl.float64, bitcast=True) * tl.load(numbers + 3)).to(tl.float32)
 
 
