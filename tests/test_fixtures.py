@@ -191,3 +191,18 @@ def test_the_weights_of_a_run_make_text(runs, capsys):
 
     assert cli.main(["sample", str(put("finished", runs)), "--tokens", "5"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+def test_the_numbers_of_version_0_1():
+    """A study goes on from them: the seeds of both commands are in the page."""
+    from sodaopt.lab import results
+
+    old = results.read(FOLDER / "lab" / "results.json")
+    assert "1x: seeds 0 to 2." in results.markdown(old)
+    cells = [c | {"seeds": [3], "settings": {}} for c in old["cells"]]
+    cells = [c | {n: c[n][:1] for n in ("losses", "seconds", "tokens_per_second")} for c in cells]
+    both = results.completed(old | {"cells": cells, "planned": {"1x": 5}}, [old])
+    assert [c["seeds"] for c in both["cells"]] == [[0, 1, 2, 3]] * len(cells)
+    for before, after in zip(old["cells"], both["cells"], strict=True):
+        assert after["losses"] == [*before["losses"], before["losses"][0]]
+    assert "1x: seeds 0 to 3 of 5 planned." in results.markdown(both)

@@ -2,9 +2,9 @@
 
     python -m tools.write_fixtures_v0_1
 
-This script was run with version 0.1, before the modules of the package were moved. It is kept to
-show how the fixtures were made. Later versions must load these files and therefore must not
-write them again: the script refuses to run with any other version.
+This script was run with version 0.1. It is kept to show how the fixtures were made. Later versions
+must load these files and therefore must not write them again: the script refuses to run with any
+other version.
 """
 
 import copy

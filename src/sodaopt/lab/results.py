@@ -21,7 +21,20 @@ def write(path: Path, numbers: Numbers) -> None:
 
 
 def read(path: Path) -> Numbers:
-    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    """Return the numbers of a file. Those of version 0.1 get the keys that it did not write."""
+    numbers: Numbers = json.loads(path.read_text(encoding="utf-8"))
+    is_old = isinstance(numbers, dict) and "differences" in numbers
+    return _of_0_1(numbers) if is_old else numbers
+
+
+def _of_0_1(numbers: Numbers) -> Numbers:
+    """Version 0.1 took the first seeds of each cell, tuned on seed 0, and named no comparison as
+    primary."""
+    cells = [{"seeds": list(range(len(cell["losses"])))} | cell for cell in numbers["cells"]]
+    pairs = dict.fromkeys((gap["one"], gap["other"]) for gap in numbers["differences"])
+    planned = {cell["row"]: len(cell["seeds"]) for cell in cells}
+    added = {"planned": planned, "pairs": list(map(list, pairs)), "primary": 0, "tuning_seeds": [0]}
+    return added | numbers | {"cells": cells}
 
 
 def summary(losses: Sequence[float | None]) -> Numbers:
