@@ -664,6 +664,8 @@ def test_refused(name: str, words: str) -> None:
         SODA(net.parameters(), 0.1, zoo.soda(zoo.adam()), anchor=3)
     with pytest.raises(ValueError, match="reanchor' needs an anchor that stores z0"):
         SODAWrapper(AdamW(net.parameters(), weight_decay=0), anchor=model()[1], at_start="reanchor")
+    with pytest.raises(ValueError, match="use Seeds without Constant"):
+        anchors.Constant(model()[1])
 
 
 def test_a_parameter_with_the_address_of_another() -> None:

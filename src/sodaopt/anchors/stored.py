@@ -129,13 +129,18 @@ class Host(Anchor):
 class Constant(Anchor):
     """One number on the host if all elements are equal, else the anchor `other`.
 
-    other: the anchor of weights that are not all equal.
+    other: the anchor of weights that are not all equal. It stores z0, as `Clone` does.
 
     >>> anchors.anchor("auto") == anchors.Constant(anchors.Clone())
     True
     """
 
     other: Anchor = field(default_factory=Clone)
+
+    def __post_init__(self) -> None:
+        if not self.other.writable:
+            name = type(self.other).__name__
+            raise ValueError(f"{name} stores no z0 in the state: use {name} without Constant")
 
     def capture(self, p: Tensor, first: bool) -> Tensor:
         kept = self.other.capture(p, first)  # the number has the dtype of the tensor it replaces
