@@ -177,7 +177,7 @@ def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[
         ("G", g.dtype),
         ("Z", torch.float32 if z is None else z.dtype),
         ("CENTRE", b.method.centre if z0 is None else kind),
-        ("MAP", b.kernel),
+        ("MAP", b.method._kernel),
         ("MOMENTUM", keeps_m),
         ("OPTIMISM", keeps_m and b.method.alpha_bar != 0),
     )

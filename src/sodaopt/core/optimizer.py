@@ -12,35 +12,49 @@ from sodaopt.core import compiled, fused, together, validation
 from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
-from sodaopt.core.update import Bucket, eager_step
+from sodaopt.core.update import Bucket, eager_step, finish
 from sodaopt.geometry import State
 from sodaopt.geometry.maps import ELEMENTWISE
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 
 
-class Step(NamedTuple):
-    """An implementation of a bucket's step.
-
-    wants: whether it can step this bucket.
-    plan: returns the function that takes this step, and later steps of the same tensors.
-    """
-
-    name: str
-    wants: Callable[[Bucket], bool]
-    plan: Callable[[Bucket], Callable[[Bucket], None]]
-
-
-STEPS = (  # the first that wants a bucket runs it
-    Step("triton elementwise", lambda b: b.kernel in ELEMENTWISE, fused.elementwise),
-    Step("triton polar", lambda b: b.kernel == "polar", fused.polar),
-    Step("eager", lambda b: True, lambda b: eager_step),
-)
-
-
 def runs_kernels(p: Tensor) -> bool:
     """Whether the Triton kernels run on the device of p. A CPU step asks nothing about GPUs."""
     return p.is_cuda and backends.usable(p.device)
+
+
+def kernels(*names: str) -> Callable[..., bool]:
+    """Return the predicate of a `Step` that runs one of these kernels of a geometry."""
+
+    def wants(ranks: Any, method: Method, p: Tensor, s: State, z0: anchors.Source | None) -> bool:
+        name = method._kernel
+        return name in names and runs_kernels(p) and fused.is_fusable(p, s, name, z0)
+
+    return wants
+
+
+class Step(NamedTuple):
+    """An implementation of a step.
+
+    wants: whether it can step a parameter: a function of the ranks that share the parameter (see
+    `Sharing.key`), its method, the parameter, its state and the `Source` of its z0.
+    plan: returns the function that takes this step of a bucket, and later ones of the same tensors.
+    capturable: a CUDA graph can capture the step.
+    """
+
+    name: str
+    wants: Callable[..., bool]
+    plan: Callable[[Bucket], Callable[[Bucket], None]]
+    capturable: bool
+
+
+STEPS = (  # the first that wants a parameter steps it
+    Step("shared", lambda ranks, *_: ranks is not None, lambda b: finish, False),  # see together.py
+    Step("triton elementwise", kernels(*ELEMENTWISE), fused.elementwise, True),
+    Step("triton polar", kernels("polar"), fused.polar, True),
+    Step("eager", lambda *_: True, lambda b: eager_step, False),
+)
 
 
 class SODA(StatefulOptimizer):
@@ -235,14 +249,21 @@ class SODA(StatefulOptimizer):
                 s = self._current(p, method, first=True)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
-                kernel = self._kernel(method._kernel if ranks is None else None, p, s, z0)
+                step = self._chosen(ranks, method, p, s, z0)
                 counts = tuple(float(s[name]) for name in ("step", *method.memory))
-                key = n, sharded.is_sharded(p), ranks, kernel, p.dtype, p.device, counts
+                key = n, sharded.is_sharded(p), ranks, step, p.dtype, p.device, counts
                 members.setdefault(key, []).append((p, s, j, z0))
         return [self._bucket(found, *key[:4]) for key, found in members.items()]
 
+    def _chosen(self, ranks: Any, method: Method, p: Tensor, *rest: Any) -> Step:
+        """Return the implementation that steps p."""
+        step = next(step for step in STEPS if step.wants(ranks, method, p, *rest))
+        if self.capturable and not step.capturable:
+            raise validation.unreadable(validation.labels(self.param_groups)[p])
+        return step
+
     def _bucket(
-        self, members: list[Any], n: int, is_sharded: bool, ranks: Any, kernel: str | None
+        self, members: list[Any], n: int, is_sharded: bool, ranks: Any, step: Step
     ) -> Bucket:
         """Make a bucket of parameters of group n, and prepare its step.
 
@@ -255,10 +276,9 @@ class SODA(StatefulOptimizer):
         b = Bucket(
             shapes=[p.shape for p in params], g=[], k=0, lr=0.0, state=states, group=group,
             method=self.methods[group["method"]], params=params, indices=indices, z0=z0,
-            is_sharded=is_sharded, ranks=ranks, kernel=kernel,
+            is_sharded=is_sharded, ranks=ranks,
         )  # fmt: skip
-        if ranks is None:  # `together` steps the other buckets
-            b.run = next(step for step in STEPS if step.wants(b)).plan(b)
+        b.run = step.plan(b)
         self._prepare(b)
         return b
 
@@ -272,16 +292,6 @@ class SODA(StatefulOptimizer):
                 if leader["step"] > s["step"]:
                     for name in ("step", *method.memory):
                         s[name].copy_(leader[name])
-
-    def _kernel(
-        self, name: str | None, p: Tensor, s: State, z0: anchors.Source | None
-    ) -> str | None:
-        """Return the name of the kernel if it can step p, or None for plain operations."""
-        if name is not None and runs_kernels(p) and fused.is_fusable(p, s, name, z0):
-            return name
-        if self.capturable:
-            raise validation.unreadable(validation.labels(self.param_groups)[p])
-        return None
 
     def _coefs(self, s: State, method: Method, lr: Any) -> tuple[Any, Any, Any, Coefs]:
         """Return k, lr, and the memory and the coefficients of the coming step.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sodaopt.core.update import Bucket, dual_average, finish, inputs
+from sodaopt.core.update import Bucket, dual_average, inputs
 from sodaopt.core.validation import labels
 from sodaopt.parallel.agree import Failure, agree, partners, size
 from sodaopt.parallel.exchange import Shards
@@ -54,7 +54,9 @@ def step(opt: SODA, shared: Shared) -> None:
     sharing, fixed = opt._sharing, _fixed(opt, shared)
     buckets = sharing.attempt(opt._buckets, list[Bucket], doing="prepare")
     steps = {j: b.k for b in buckets for j in b.indices}
-    lrs = sharing.attempt(lambda: _lrs(opt), list[float], doing="prepare")
+    lrs = sharing.attempt(
+        lambda: [float(group["lr"]) for group in opt.param_groups], list[float], doing="prepare"
+    )
 
     def numbers(ranks: Any) -> object:
         return fixed[ranks], lrs, [steps.get(j, -1) for j in shared[ranks]]
@@ -65,10 +67,6 @@ def step(opt: SODA, shared: Shared) -> None:
             sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
     _step_shared(opt, [b for b in buckets if b.ranks is not None])
     _compare(opt, shared, lambda ranks: None, lambda ranks: [])
-
-
-def _lrs(opt: SODA) -> list[float]:
-    return [float(group["lr"]) for group in opt.param_groups]
 
 
 def _is_captured(opt: SODA) -> bool:
@@ -127,7 +125,7 @@ def _cut(opt: SODA, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange]]:
         own: dict[str, Any] = {name: [getattr(b, name)[j] for j in positions] for name in names}
         part, geometry = Shards(opt._sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None
-        b = replace(b, run=finish, shards=shards, **own)
+        b = replace(b, shards=shards, **own)
         steps = partial(_tensors, b), partial(opt._step_bucket, b)
         is_alone = round_.kind.has_tasks and not geometry.reads_m_bar
         found.append((b, Exchange(part, round_, geometry.mapped, *steps, b.dtype, is_alone)))

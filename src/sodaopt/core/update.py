@@ -24,7 +24,6 @@ class Bucket(Context):
     z0: the `Source` of each parameter's initial weights, or None if the centre is not "init".
     is_sharded: the parameters are DTensors. Tensors in g, state and z0 are this rank's shards.
     ranks: the ranks that share the work on these parameters, see `Sharing.key`. None: they do not.
-    kernel: the geometry's kernel, if it can read all tensors.
     c, memory: the five coefficients of this step, and their memory after it.
     grad_scale, found_inf: GradScaler's divisor of the gradients, and whether to skip the step. Both
     are on the device.
@@ -38,7 +37,6 @@ class Bucket(Context):
     z0: list[Any]
     is_sharded: bool
     ranks: Any
-    kernel: str | None
     c: Coefs = field(default_factory=Coefs)
     memory: dict[str, Any] = field(default_factory=dict)
     run: Any = None

@@ -115,10 +115,11 @@ def check_capturable(method: Method, where: str) -> None:
 
 
 def unreadable(label: str) -> RuntimeError:
-    """The error for a parameter that kernels cannot read, although capturable=True needs them."""
+    """The error for a parameter that kernels cannot step, although capturable=True needs them."""
     return RuntimeError(
-        f"capturable=True steps by kernels, which cannot read {label}: the parameter, its gradient "
-        "and its z0 must be contiguous fp32, bf16 or fp16 tensors on one GPU"
+        f"capturable=True steps by kernels, which cannot step {label}: the parameter, its gradient "
+        "and its z0 must be contiguous fp32, bf16 or fp16 tensors on one GPU (z0 may be a number, "
+        "but not a seed), and ranks must not share its matrices"
     )
 
 
