@@ -11,7 +11,7 @@ JOBS ?= 2
 ARGS ?=
 # `make check` runs these without the tests marked slow. The rest of tests/lab starts processes.
 CHECKED := $(wildcard tests/test_*.py) \
-  $(addprefix tests/,core schedules geometry wrappers anchors layers backends theory parallel/test_layout.py) \
+  $(addprefix tests/,core zoo geometry wrappers anchors layers backends theory parallel/test_layout.py) \
   $(addprefix tests/lab/,test_model.py test_loader.py test_stats.py test_report.py)
 
 PY := .venv/bin/python
@@ -71,7 +71,7 @@ check: $(STAMP)
 
 # Other CPUs round differently. These tests compare numbers, so they must pass with other kernels and
 # other numbers of threads too.
-PORTABLE := tests/test_zoo.py tests/test_parity.py tests/geometry/test_polar.py \
+PORTABLE := tests/zoo/test_zoo.py tests/test_parity.py tests/geometry/test_polar.py \
   tests/test_fixtures.py tests/theory/test_identities.py tests/theory/test_problems.py
 portable: $(STAMP)
 	MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) $(PORTABLE) $(ARGS)

@@ -42,7 +42,7 @@ def test_theirs_trains(entry: Theirs) -> None:
 def test_every_published_row_is_here() -> None:
     """A row with a published name must equal that publication, not only the slow reference."""
     from sodaopt.zoo import ROWS
-    from tests.test_zoo import PROMISED
+    from tests.zoo.test_zoo import PROMISED
 
     assert set(PROMISED) <= {entry.row for entry in ENTRIES}
     assert set(ROWS) >= set(PROMISED)

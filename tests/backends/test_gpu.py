@@ -168,6 +168,7 @@ def test_anchors_in_slices_need_no_second_copy(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["between", "sign", "constant"])
 def test_seeds_are_the_cpus_bits(kind: str) -> None:
+    """Equal bits: single additions and products round alike on every machine (IEEE 754)."""
     spec = init.Spec("w", init.Init(kind, -0.3, 0.4), 5, (100_000,))
     cpu, gpu = (spec.values(range(17, 100_000), torch.device(d)) for d in ("cpu", "cuda"))
     assert torch.equal(cpu, gpu.cpu())
@@ -213,6 +214,7 @@ def test_pull_toward_16_bits(dtype: torch.dtype, offset: int, lam: float) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounding_has_the_cpus_bits(dtype: torch.dtype) -> None:
+    """Equal bits: the rounding adds and cuts integers, which is exact on every machine."""
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(rounded(x, dtype, 7), rounded(x.cuda(), dtype, 7).cpu())
 
@@ -300,7 +302,9 @@ def test_kernels_in_a_graph() -> None:
 @pytest.mark.parametrize("start", [0, 3, (1 << 33) + 5])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounding_in_one_pass(dtype: torch.dtype, start: int, offset: int) -> None:
-    """The kernel has the bits of plain torch operations, for numbers of every magnitude."""
+    """The kernel has the bits of plain torch operations, for numbers of every magnitude. Both add
+    and cut integers, which is exact.
+    """
     from sodaopt.backends.triton import rounding as kernel
 
     torch.manual_seed(0)

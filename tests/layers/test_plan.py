@@ -90,6 +90,12 @@ WRONG = {
     "value": ({"mix": None}, TypeError, "an override is a role"),
     "shape": ({"mix": "hidden", "shift": zoo.muon()}, ValueError, r"shift \(4.*expected a matrix"),
     "cut": ({"mix": ("hidden", views.split(3))}, ValueError, "cannot cut shape 5x5 into 3"),
+    "groups": (
+        {"mix": ("hidden", views.grouped(3))},
+        ValueError,
+        "cannot cut shape 5x5 into 3 groups",
+    ),
+    "no groups": ({"mix": ("hidden", views.grouped(0))}, ValueError, "5x5 into 0 groups"),
 }
 
 

@@ -234,6 +234,9 @@ class grouped:
     of: View = conv
 
     def __call__(self, shape: Shape) -> Frame:
+        if self.n < 1 or shape[0] % self.n:
+            fix = f"pass a divisor of {shape[0]}"
+            raise ValueError(f"cannot cut shape {times(shape)} into {self.n} groups: {fix}")
         one = self.of((shape[0] // self.n, *shape[1:]))  # dimension 0 has the groups
         return one._replace(n=self.n)
 

@@ -150,7 +150,7 @@ def expert_counts(m: nn.Module) -> set[int]:
     """Return the numbers of experts in a module: the lengths of its 3-D stacks."""
     if isinstance(m, CONVS):
         return set()
-    shapes = [p.shape for p in m._parameters.values() if p is not None and p.ndim == 3]
+    shapes = [p.shape for p in m.parameters(recurse=False) if p.ndim == 3]
     return {shape[0] for shape in shapes if not is_projection(shape)} - {1}
 
 
@@ -196,6 +196,8 @@ def _refuse_unshaped(at: Location) -> None:
     if nn.parameter.is_lazy(at.parameter):
         raise ValueError(f"{at.name} has no shape yet. Run the model once first.")
     layer = at.linear() or at.kernel() or at.is_table()
+    # FullyShardedDataParallel gives its parameters this private name. If torch renames it, they are
+    # refused only if they belong to a layer whose parameters have more dimensions.
     if at.attribute == "_flat_param" or (layer and at.parameter.ndim < 2):
         raise ValueError(
             f"{at.name} ({times(at.shape)}) is flattened, so its layers are unknown. Shard with "

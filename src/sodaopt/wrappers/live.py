@@ -117,6 +117,8 @@ class LiveOptimizer(Optimizer):
         return f"{type(self).__name__}({self.base!r})"
 
     # -- saving and loading -------------------------------------------------------------------
+    # These methods run the user's hooks as torch.optim.Optimizer does, whose tables of hooks have
+    # private names. If torch renames the tables, only these loops change.
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base's state dict with the wrapper's tensors and numbers in it."""
