@@ -144,11 +144,8 @@ class StatefulOptimizer(Watched):
         torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
         """
         self._adopt()
-        handle = self.register_load_state_dict_pre_hook(_shield)  # after the user's own hooks
-        try:
+        with self.register_load_state_dict_pre_hook(_shield):  # after the user's own hooks
             super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"methods": self.methods, "anchor": self.anchor, "capturable": self.capturable}
