@@ -162,8 +162,7 @@ class StatefulOptimizer(Watched):
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            group.update(self.defaults | group)
             group["settings"] = repr(self.methods[group["method"]])
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
@@ -207,12 +206,11 @@ class StatefulOptimizer(Watched):
     def _switch(self, train: bool) -> None:
         for group in self.param_groups:
             method = self.methods[group["method"]]
-            if not method._keeps_x or group["train_mode"] == train:
-                continue
-            for p in group["params"]:
-                if p.requires_grad or p in self.state:
-                    _swap(p, self._current(p, method), train)
-            group["train_mode"] = train
+            if method._keeps_x and group["train_mode"] != train:
+                for p in group["params"]:
+                    if p.requires_grad or p in self.state:
+                        _swap(p, self._current(p, method), train)
+                group["train_mode"] = train
 
 
 def _swap(p: Tensor, s: State, train: bool) -> None:
