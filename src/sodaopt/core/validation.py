@@ -10,9 +10,7 @@ from torch import Tensor
 from sodaopt._errors import number, times
 from sodaopt.core.method import ROWS, Method
 
-KNOWN = {
-    "params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode",
-}  # fmt: skip
+KNOWN = {"params", "lr", "lr_factor", "method", "settings", "maximize", "seed", "train_mode"}
 """The keys of a group. A key that is similar to one of these is taken for a typing error."""
 
 FOREIGN = {
