@@ -25,8 +25,9 @@ COMMANDS = {
     "data": ("sodaopt.lab.data.command:Data", "prepare, download or inspect data"),
     "bench": ("sodaopt.lab.bench:Bench", "measure one step of optimizers"),
     "theory": ("sodaopt.theory.command:Theory", "check and plot the convex theory"),
+    "env": ("sodaopt.lab.environment:report", "print versions and devices, for a bug report"),
 }
-"""The dataclass of each subcommand, and a short description."""
+"""The dataclass of each subcommand, or the function of "env", and a short description."""
 
 UNIX = ("fcntl", "resource")
 """Modules of Python that Windows does not have."""
@@ -34,9 +35,7 @@ UNIX = ("fcntl", "resource")
 
 def usage() -> str:
     """Return the help text of the command, with a line for each subcommand."""
-    about = [(name, text) for name, (_, text) in COMMANDS.items()]
-    about.append(("env", "print versions and devices, for a bug report"))
-    lines = [f"  {name:10} {text}" for name, text in about]
+    lines = [f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(["usage: sodaopt COMMAND [options]", "", *lines, "", "sodaopt COMMAND --help"])
 
 
@@ -66,7 +65,7 @@ def _main(args: list[str]) -> int:
         print(resolve_name("sodaopt:__version__"))
         return 0
     if args[0] == "env":  # needs torch only, as the library does
-        print(resolve_name("sodaopt.lab.environment:report")())
+        print(resolve_name(COMMANDS["env"][0])())
         return 0
     if args[0] not in COMMANDS:
         return _fail(unknown("command", args[0], COMMANDS))

@@ -13,8 +13,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step, finish
-from sodaopt.geometry import State
-from sodaopt.geometry.maps import ELEMENTWISE
+from sodaopt.geometry.maps import ELEMENTWISE, State
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 

@@ -144,11 +144,8 @@ class StatefulOptimizer(Watched):
         torch casts all state to the parameter's dtype, which would cut fp32 momentum to bf16.
         """
         self._adopt()
-        handle = self.register_load_state_dict_pre_hook(_shield)  # after the user's own hooks
-        try:
+        with self.register_load_state_dict_pre_hook(_shield):  # after the user's own hooks
             super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         own = {"methods": self.methods, "anchor": self.anchor, "capturable": self.capturable}
@@ -165,8 +162,7 @@ class StatefulOptimizer(Watched):
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)  # torch adds it, and it must not enter the groups
         for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
+            group.update(self.defaults | group)
             group["settings"] = repr(self.methods[group["method"]])
 
     def _check_loaded(self, groups: list[dict[str, Any]]) -> None:
@@ -210,12 +206,11 @@ class StatefulOptimizer(Watched):
     def _switch(self, train: bool) -> None:
         for group in self.param_groups:
             method = self.methods[group["method"]]
-            if not method._keeps_x or group["train_mode"] == train:
-                continue
-            for p in group["params"]:
-                if p.requires_grad or p in self.state:
-                    _swap(p, self._current(p, method), train)
-            group["train_mode"] = train
+            if method._keeps_x and group["train_mode"] != train:
+                for p in group["params"]:
+                    if p.requires_grad or p in self.state:
+                        _swap(p, self._current(p, method), train)
+                group["train_mode"] = train
 
 
 def _swap(p: Tensor, s: State, train: bool) -> None:

@@ -198,8 +198,7 @@ class SODAWrapper(Wrapper):
 
 def _listed(base: Optimizer, only: Iterable[Any]) -> Callable[[Tensor], bool]:
     """Return a function of a parameter that returns whether only= lists it."""
-    entries = [entry["params"] if isinstance(entry, dict) else [entry] for entry in only]
-    chosen = {p for entry in entries for p in entry}
+    chosen = {p for e in only for p in (e["params"] if isinstance(e, dict) else [e])}
     if chosen - {p for g in base.param_groups for p in g["params"]}:
         raise ValueError(
             "an entry of only= is neither a parameter nor a group of the base optimizer: "
