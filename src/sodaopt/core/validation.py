@@ -83,8 +83,8 @@ def check_parameter(name: str, p: Any, method: Method, known: set[Tensor]) -> No
         raise ValueError(f"{label} is complex: optimise torch.view_as_real of it instead")
     if p.dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"{label}: only float64, float32, bfloat16 and float16 can be trained")
-    # FullyShardedDataParallel sets this private attribute. If torch renames it, a flattened piece is
-    # stepped as a vector, without an error.
+    # FullyShardedDataParallel sets this private attribute. If torch renames it, a flattened piece
+    # is stepped as a vector, without an error.
     if getattr(p, "_fsdp_flattened", False):
         raise ValueError(
             f"{label} is a flattened piece of a parameter: shard with fully_shard (FSDP2), which "
