@@ -84,7 +84,7 @@ LATER = {
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
     "hyperparameters in a group of SODA are refused at a step too": (
-        "core/optimizer.py: SODA._check_groups",
+        "core/optimizer.py: SODA._check",
     ),
     "a pull that does not scale the update": (
         "core/method.py: Method.full_step Method._check_full_step",

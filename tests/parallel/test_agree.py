@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.core import together
 from sodaopt.geometry import Ball, Spectral
-from sodaopt.parallel import agree, stages
+from sodaopt.parallel import agree, exchange, stages
 from tests.parallel.test_exchange import everybody, mesh_of, placed
 from tests.support.ranks import Check, World, available, spawned  # noqa: F401
 
@@ -33,6 +33,7 @@ def optimizer(parallelism: str, change: Any = None, **options: Any) -> SODA:
     if _last(change, "order"):
         names.reverse()
     method = zoo.muon(momentum=0.5 if _last(change, "settings") else 0.95)
+    method = zoo.lion() if _last(change, "elementwise") else method
     params = placed(parallelism, [torch.ones(SHAPES[n]) for n in names])
     options |= {"process_group": dist.group.WORLD} if parallelism == "ddp" else {}
     options |= {"comm_dtype": torch.float16} if _last(change, "comm_dtype") else {}
@@ -95,6 +96,22 @@ def maximize(opt: SODA) -> None:
     opt.param_groups[0]["maximize"] = True
 
 
+def unknown_method(opt: SODA) -> None:
+    opt.param_groups[0]["method"] = "unheard"
+
+
+def foreign_key(opt: SODA) -> None:
+    opt.param_groups[0]["weight_decay"] = 0.1
+
+
+def lose_lr(opt: SODA) -> None:
+    del opt.param_groups[0]["lr"]
+
+
+def leave_training(opt: SODA) -> None:
+    opt.param_groups[0]["train_mode"] = False
+
+
 def fail_to_average(opt: SODA) -> None:
     make = opt._buckets
 
@@ -134,10 +151,15 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "packs": (None, fail_to_pack, "rank 3 could not compute.*of group 0.*: out of memory"),
     "finishes": (None, fail_to_finish, "rank 3 could not compute the step: .*of group 0.*broken"),
     "step": (None, add_to_step_count, "second of group 0"),
+    "unknown method": (None, unknown_method, "rank 3 could not prepare the step: .*unheard"),
+    "key": (None, foreign_key, "rank 3 could not prepare the step: .*weight_decay=0.1"),
+    "no lr": (None, lose_lr, "rank 3 could not prepare the step: KeyError\\('lr'\\)"),
+    "eval": (None, leave_training, "rank 3 could not prepare the step: .*eval mode"),
     "method": (None, change_method, "'method': 'muon'.* but rank 3 .*'method': 'multinorm'"),
     "maximize": (None, maximize, "'maximize': False.* but rank 3 .*'maximize': True"),
     "comm_dtype": ("comm_dtype", nothing, "comm_dtype None, but rank 3 has .*float16"),
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
+    "elementwise": ("elementwise", nothing, "'method': 'muon'.* but rank 3 .*'method': 'lion'"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
     "order": ("order", nothing, "first of group 0 .* but rank 3 has fourth"),
 }
@@ -171,13 +193,34 @@ def added(parallelism: str) -> None:
         opt.step()
 
 
+def on_meshes(*meshes: DeviceMesh, order: int = 1) -> SODA:
+    """Return an optimizer with a parameter on each mesh, in this order or in the opposite one."""
+    wholes = [distribute_tensor(torch.ones(4, 4), m, [Shard(0)] * m.ndim) for m in meshes]
+    named = [
+        (f"{m.ndim}-D {m.mesh_dim_names}", nn.Parameter(t))
+        for m, t in zip(meshes, wholes, strict=True)
+    ]
+    opt = SODA(named[::order], 0.1, zoo.muon())
+    for p in opt.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    return opt
+
+
+def axes() -> list[DeviceMesh]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    return [mesh["b"], mesh["a"]]
+
+
+def raises_without_a_gradient(opt: SODA) -> None:
+    with pytest.raises(RuntimeError, match="without a gradient") as e:
+        opt.step()
+    assert len(set(everybody(str(e.value)))) == 1
+
+
 def two_meshes() -> None:
     """A failure on one mesh reaches the ranks of another mesh. Then all can step again."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    wholes = [distribute_tensor(torch.ones(4, 4), mesh[name], [Shard(0)]) for name in ("b", "a")]
-    opt = SODA([nn.Parameter(t) for t in wholes], 0.1, zoo.muon())
-    for p in (params := opt.param_groups[0]["params"]):
-        p.grad = torch.ones_like(p)
+    opt = on_meshes(*axes())
+    params = opt.param_groups[0]["params"]
     lost = params[0].grad
     if dist.get_rank() == 3:
         params[0].grad = None
@@ -187,23 +230,64 @@ def two_meshes() -> None:
     opt.step()
 
 
+MESHES: dict[str, Callable[[], list[DeviceMesh]]] = {
+    "axes": axes,
+    "sizes": lambda: [mesh_of((4,)), mesh_of((2, 2))],
+}
+
+
+def another_order_of_meshes(kind: str) -> None:
+    """Ranks compare and exchange mesh by mesh in one order, whatever the order of parameters is."""
+    meshes = MESHES[kind]()
+    opt = on_meshes(*meshes, order=-1 if dist.get_rank() == 3 else 1)
+    for _ in range(2):
+        opt.step()
+
+
 def fewer_meshes(lost: bool) -> None:
     """Some ranks have a parameter on a mesh of their own. The others do not wait for it."""
     world, pair = mesh_of((4,)), DeviceMesh("cpu", [0, 1])
-    has_both = dist.get_rank() < 2
-    meshes = [world, pair] if has_both else [world]
-    params = [nn.Parameter(distribute_tensor(torch.ones(4, 4), m, [Shard(0)])) for m in meshes]
-    opt = SODA(params, 0.1, zoo.muon())
-    for p in params:
-        p.grad = torch.ones_like(p)
+    opt = on_meshes(*([world, pair] if dist.get_rank() < 2 else [world]))
     if lost and dist.get_rank() == 1:
-        params[1].grad = None
+        opt.param_groups[0]["params"][1].grad = None
     if lost:
-        with pytest.raises(RuntimeError, match="without a gradient") as e:
-            opt.step()
-        assert len(set(everybody(str(e.value)))) == 1
+        raises_without_a_gradient(opt)
     else:
         opt.step()
+
+
+def chain_of_meshes() -> None:
+    """A failure at the end of a chain of meshes reaches its other end."""
+    pairs = [(0, 1), (1, 2), (2, 3)]
+    rank = dist.get_rank()
+    opt = on_meshes(*(m for p in pairs for m in [DeviceMesh("cpu", p)] if rank in p))
+    opt.step()
+    if rank == 3:
+        opt.param_groups[0]["params"][0].grad = None
+    raises_without_a_gradient(opt)
+
+
+def more_groups() -> None:
+    """Ranks that are in fewer groups than others join groups of their own."""
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    exchange._join_as_many_groups(mesh_of((2, 2)))
+    counts = everybody(len(dist.distributed_c10d._world.pg_names))
+    assert len(set(counts)) == 1
+
+
+def undone() -> None:
+    """If the ranks disagree, a wrapper's pull is undone, and no rank counts the step."""
+    p = nn.Parameter(placed("fsdp", [torch.randn(8, 4)])[0])
+    opt = SODAWrapper(SODA([p], 0.1, zoo.muon()))
+    for k in range(3):
+        p.grad = torch.ones_like(p) if k < 2 or dist.get_rank() != 3 else None
+        before = p.to_local().clone()
+        if k < 2:
+            opt.step()
+    raises_without_a_gradient(opt)  # type: ignore[arg-type]
+    assert torch.allclose(p.to_local(), before, rtol=1e-6, atol=1e-6)
+    assert opt.param_groups[0]["soda_k"] == 2
 
 
 def outside_the_mesh() -> None:
@@ -215,9 +299,8 @@ def outside_the_mesh() -> None:
     if dist.get_rank() < 2:
         opt.step()
     else:
-        with pytest.raises(
-            ValueError, match=r"parameter 0 of group 0 .* is on a mesh without this rank"
-        ):
+        message = "parameter 0 of group 0 .* is on a mesh without this rank"
+        with pytest.raises(RuntimeError, match=message):
             opt.step()
 
 
@@ -232,14 +315,18 @@ def in_pairs(check: Callable[..., None], *args: Any) -> None:
     """Compare two ranks in each reduction. Many ranks compare `FEW` of them in each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agree, "FEW", 2)
-        agree._host_groups.cache_clear()
-        assert [group.size() for group in agree._small_groups(dist.group.WORLD)] == [2, 2]
+        agree.host.cache_clear()
+        world = dist.group.WORLD
+        assert [group.size() for group in agree.host(world, world).groups] == [2, 2]
         check(*args)
-    agree._host_groups.cache_clear()
+    agree.host.cache_clear()
 
 
 def stopped(where: str, message: str) -> None:
-    """If a rank stops before or within a step, the others stop at the time-out of their group."""
+    """If a rank stops before or within a step, the others stop at the time-out of their group.
+
+    where: "before" the second step or "at first", or the stage in which rank 0 raises an error.
+    """
     group = dist.new_group(timeout=timedelta(seconds=2))
     opt = optimizer("ddp")
     opt._sharing.process_group = group
@@ -247,10 +334,10 @@ def stopped(where: str, message: str) -> None:
         opt.step()
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 0:
-            if where != "within":
+            if where in ("before", "at first"):
                 return
-            patch.setattr(stages.Exchange, "spread", lambda *args: broken(args[0]))
-        with pytest.raises(RuntimeError, match="broken" if dist.get_rank() == 0 else message):
+            patch.setattr(stages.Exchange, where, lambda *args: broken(args[0]))
+        with pytest.raises(RuntimeError, match=message):
             opt.step()
 
 
@@ -296,6 +383,8 @@ def test_many_ranks_form_a_grid(ranks: int, factors: list[int]) -> None:
     assert agree._factors(ranks) == factors
 
 
+WITHIN = r"^rank 0 could not compute the step: first of group 0.*: broken$"
+
 CHECKS: dict[str, Check] = (
     {
         f"{fault}-{parallelism}-{after}": bind(partial(faulty, parallelism, fault, after))
@@ -310,10 +399,11 @@ CHECKS: dict[str, Check] = (
         for parallelism in ("fsdp", "ddp")
     }
     | {
+        f"stopped-{stage}": bind(partial(stopped, stage, WITHIN))
+        for stage in ("send", "compute", "spread", "finish")
+    }
+    | {
         "stopped-before": bind(partial(stopped, "before", "did not call step")),
-        "stopped-within": bind(
-            partial(stopped, "within", "first of group 0.*another rank stopped")
-        ),
         "in pairs-stopped": bind(partial(in_pairs, stopped, "before", "did not call step")),
         "in pairs-stopped at first": bind(
             partial(in_pairs, stopped, "at first", "did not call step")
@@ -321,6 +411,13 @@ CHECKS: dict[str, Check] = (
         "two meshes": bind(two_meshes),
         "fewer meshes": bind(partial(fewer_meshes, False)),
         "fewer meshes, without a gradient": bind(partial(fewer_meshes, True)),
+        "in pairs-fewer meshes": bind(partial(in_pairs, fewer_meshes, False)),
+        "in pairs-fewer meshes, without a gradient": bind(partial(in_pairs, fewer_meshes, True)),
+        "another order-axes": bind(partial(another_order_of_meshes, "axes")),
+        "another order-sizes": bind(partial(another_order_of_meshes, "sizes")),
+        "chain of meshes": bind(chain_of_meshes),
+        "more groups": bind(more_groups),
+        "undone": bind(undone),
         "outside the mesh": bind(outside_the_mesh),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),

@@ -137,8 +137,6 @@ class SODA(StatefulOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step on every parameter that has a gradient."""
-        if not all(group["train_mode"] for group in self.param_groups):
-            raise RuntimeError("step() in eval mode would move x, not y: call train() first")
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._step()
         return loss
@@ -157,7 +155,6 @@ class SODA(StatefulOptimizer):
 
     @backends.not_compiled  # a traced step would freeze k, which the host reads
     def _step_now(self) -> None:
-        self._check_groups()
         for bucket in self._repeated():
             self._step_bucket(bucket)
 
@@ -169,9 +166,11 @@ class SODA(StatefulOptimizer):
         b.g = []
         self._advance(b)
 
-    def _check_groups(self) -> None:
-        """Raise if a hyperparameter was set in a group after the constructor."""
+    def _check(self) -> None:
+        """Raise in eval mode, or if a hyperparameter was set in a group after the constructor."""
         for group in self.param_groups:
+            if not group["train_mode"]:
+                raise RuntimeError("step() in eval mode would move x, not y: call train() first")
             if not validation.FOREIGN.isdisjoint(group):
                 method = self.methods[group["method"]]
                 validation.check_keys(group, method, f"a group of {group['method']}")
@@ -186,12 +185,15 @@ class SODA(StatefulOptimizer):
         """
         kept, self._repeatable = self._repeatable, None
         if kept is not None and kept[0] == self._signature():
+            self._check()
             for b in kept[1]:
                 self._prepare(b)
             yield from kept[1]
         elif shared := together.shared(self):
+            kept = None
             together.step(self, shared)
         else:
+            self._check()
             buckets = self._buckets()
             yield from buckets
             signature = self._signature()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,46 +13,54 @@ from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, inputs
 from sodaopt.core.validation import labels
-from sodaopt.parallel.agree import Failure, agree, partners, size
-from sodaopt.parallel.exchange import Shards
+from sodaopt.parallel.agree import Failure, Refusal, agree, order, partners, passes, publish
+from sodaopt.parallel.exchange import Shards, is_on_mesh
 from sodaopt.parallel.order import ordered
 from sodaopt.parallel.stages import Exchange
 
 if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
 
-Shared = dict[Any, list[int]]
-"""The indices of the parameters that ranks share, by their mesh or process group."""
-FIXED = "method", "maximize", "seed"
+Shared = dict[Any, dict[int, bool]]
+"""By mesh or process group, the indices of the parameters that ranks share, and whether the ranks
+share the work on this parameter. They do not if its map is elementwise."""
+FIXED = "method", "maximize", "seed", "train_mode"
 """The keys of a group that must be the same on all ranks, besides lr."""
 
 
 def shared(opt: SODA) -> Shared:
-    """Return the indices of the parameters that ranks share, and whose maps are not elementwise."""
-    opt._sharing.begin(lambda p: labels(opt.param_groups)[p])
-    found: Shared = {}
-    index = 0
+    """Return the parameters that ranks share. Those with elementwise maps are left out after the
+    first step, which verifies their order, shapes and settings."""
+    sharing, index, found = opt._sharing, 0, Shared()
+    sharing.begin(lambda p: labels(opt.param_groups)[p])
     for group in opt.param_groups:
-        if not opt.methods[group["method"]].geometry.elementwise:
+        method = opt.methods.get(group["method"])
+        has_work = method is None or not method.geometry.elementwise
+        if has_work or not sharing.is_verified:
             for j, p in enumerate(group["params"], index):
-                if (key := opt._sharing.key(p)) is not None:
-                    found.setdefault(partners(key), []).append(j)
+                if has_work or is_on_mesh(p):
+                    key = sharing.attempt(partial(sharing.key, p), lambda: None, doing="prepare")
+                    if key is not None:
+                        found.setdefault(partners(key), {})[j] = has_work
         index += len(group["params"])
-    return found
+    if not found:
+        sharing.is_verified = True
+        if sharing.failure is not None:  # this rank is in no mesh, so no other rank waits for it
+            raise sharing.failure
+    return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
 
 def step(opt: SODA, shared: Shared) -> None:
-    """Take a step. If the ranks' settings or gradients differ, all ranks raise the same error.
-
-    So they do if a computation fails on one of them, unless it also communicates, see
-    `Sharing.attempt`.
-    """
+    """Take a step. All ranks raise the same error if they differ, or if one of them fails."""
     if _is_captured(opt):
         raise RuntimeError(
             "a CUDA graph cannot capture a step in which ranks share matrices, because the ranks "
             "compare their steps on the host: call step() outside the graph"
         )
-    sharing, fixed = opt._sharing, _fixed(opt, shared)
+    sharing = opt._sharing
+    sharing.every = list(shared)
+    sharing.attempt(opt._check, lambda: None, doing="prepare")
+    fixed = sharing.attempt(partial(_fixed, opt, shared), dict[Any, str], doing="prepare")
     buckets = sharing.attempt(opt._buckets, list[Bucket], doing="prepare")
     steps = {j: b.k for b in buckets for j in b.indices}
     lrs = sharing.attempt(
@@ -59,14 +68,33 @@ def step(opt: SODA, shared: Shared) -> None:
     )
 
     def numbers(ranks: Any) -> object:
-        return fixed[ranks], lrs, [steps.get(j, -1) for j in shared[ranks]]
+        at = [steps.get(j, -1) for j, has_work in shared[ranks].items() if has_work]
+        return fixed.get(ranks), lrs, at
 
-    _compare(opt, shared, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps))
-    for b in buckets:
-        if b.ranks is None:
-            sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
-    _step_shared(opt, [b for b in buckets if b.ranks is not None])
+    try:
+        _compare(opt, shared, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps))
+    except Failure as e:
+        raise Refusal(str(e)) from e.__cause__
+    with _published(opt):
+        for b in buckets:
+            if b.ranks is None:
+                sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
+        _step_shared(opt, [b for b in buckets if b.ranks is not None])
     _compare(opt, shared, lambda ranks: None, lambda ranks: [])
+    sharing.is_verified = True
+
+
+@contextmanager
+def _published(opt: SODA) -> Iterator[None]:
+    """Show an error that is raised in the block to the other ranks, which wait for this one."""
+    try:
+        yield
+    except BaseException as e:
+        failure = opt._sharing.explained(e)
+        publish(opt._sharing.every, str(failure))
+        if failure is e or not isinstance(e, Exception):
+            raise
+        raise failure from e
 
 
 def _is_captured(opt: SODA) -> bool:
@@ -83,13 +111,10 @@ def _compare(
 ) -> None:
     """Raise on every rank if one of them failed, or if their summaries differ.
 
-    A failure must also reach the ranks of other meshes. The largest mesh compares last, and often
-    has all ranks. Smaller ones compare again, so that they learn of failures elsewhere.
-
     summary, describe: functions of a mesh or process group, see `agree`.
     """
-    sharing, every = opt._sharing, sorted(shared, key=size)
-    for ranks in [*every, *(ranks for ranks in every if size(ranks) < size(None))]:
+    sharing = opt._sharing
+    for ranks in passes(sharing.every):
         try:
             agree(ranks, summary(ranks), partial(describe, ranks), sharing.failure)
         except Failure as e:
@@ -103,14 +128,17 @@ def _step_shared(opt: SODA, buckets: list[Bucket]) -> None:
     by_key: dict[Any, list[Bucket]] = {}
     for b in buckets:
         by_key.setdefault(b.ranks, []).append(b)
-    for members in by_key.values():
-        parts = _cut(opt, members)
+    for key in sorted(by_key, key=order):
+        parts = _cut(opt, by_key[key])
         for stage, j in ordered([exchange.round for _, exchange in parts]):
             b, exchange = parts[j]
             if stage == "send":
                 opt._sharing.attempt(partial(dual_average, b), lambda: None, b.params)
             with torch.autocast(b.params[0].device.type, enabled=False):
-                getattr(exchange, stage)()
+                try:
+                    getattr(exchange, stage)()
+                except Exception as e:
+                    raise opt._sharing.explained(e, b.params) from e
             b.release()
 
 
@@ -154,7 +182,9 @@ def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:
     return found
 
 
-def _descriptions(opt: SODA, indices: list[int], steps: dict[int, int] | None = None) -> list[str]:
+def _descriptions(
+    opt: SODA, indices: dict[int, bool], steps: dict[int, int] | None = None
+) -> list[str]:
     """Describe the settings, the groups, and the parameters with these indices.
 
     steps: the step of each parameter that has a gradient. None: leave out the numbers of a step.
@@ -162,10 +192,12 @@ def _descriptions(opt: SODA, indices: list[int], steps: dict[int, int] | None = 
     found = [f"comm_dtype {opt._sharing.dtype}"]
     for n, group in enumerate(opt.param_groups):
         values = {name: group[name] for name in (*FIXED, "settings")}
-        lr = "" if steps is None else f" and lr {float(group['lr'])}"
+        lr = "" if steps is None else f" and lr {group.get('lr')}"
         found.append(f"group {n} with {values}{lr}")
     every = list(labels(opt.param_groups).values())
     if steps is None:
         return found + [every[j] for j in indices]
-    at = {j: f"at step {steps[j]}" if j in steps else "without a gradient" for j in indices}
-    return found + [f"{every[j]} {step}" for j, step in at.items()]
+    for j, has_work in indices.items():
+        step = f" at step {steps[j]}" if j in steps else " without a gradient"
+        found.append(every[j] + step * has_work)
+    return found

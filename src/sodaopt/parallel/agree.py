@@ -1,35 +1,47 @@
 """Collective decisions: ranks that would wait for each other for ever raise the same error.
 
-Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash of
-the settings of the groups, the order and the shapes of the parameters that they share, the learning
-rates, and the step of each of these parameters that has a gradient. The comparison is an all-reduce
+Before a step in which ranks share matrices, all ranks of a mesh or process group compare a hash. It
+has the settings of the groups, the order and the shapes of the parameters that they share, the
+learning rates, and the step of each parameter that has a gradient. The comparison is an all-reduce
 of 16 bytes over gloo, which does not wait for the device. If the hashes differ, or if a rank failed
-to prepare its step, the ranks exchange descriptions, and every rank raises the first difference.
-After the step they compare once more whether a rank failed.
+to prepare its step, two ranks write descriptions into the store, and every rank raises the first
+difference. After the step they compare once more whether a rank failed.
 
-An all-reduce of gloo sends messages from rank to rank, all around the group, so its time grows with
-the number of ranks. More than `FEW` ranks therefore form a grid, if their number has small factors,
-and compare along one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4
-ranks.
+A rank that cannot go on until the second comparison raises alone. It writes its error into the
+store, where the others find it when their time-out has passed.
+
+An all-reduce of gloo sends messages from rank to rank, all around the group. So many ranks form a
+grid, with at most `FEW` ranks along each axis if their number has such factors, and compare along
+one axis after the other: 16,384 ranks in five reductions of 8, 8, 8, 8 and 4 ranks.
 """
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 FEW = 8
 """The most ranks of one reduction, if the number of ranks has factors as small as this."""
+NONE = 1 << 62
+"""A number larger than all ranks and hashes."""
 
-Entry: TypeAlias = tuple[int, str, list[str]]
-"""A rank, the text of its failure or "", and the lines that describe its step."""
+ABSENT = (
+    "some ranks did not call step() within the time-out of the process group: they stopped, or "
+    "skipped a step that the other ranks took"
+)
 
 
 class Failure(RuntimeError):
     """An error of one rank, or a difference between ranks, that all ranks raise."""
+
+
+class Refusal(Failure):
+    """A failure before the step: no rank has changed a parameter."""
 
 
 def partners(key: Any) -> Any:
@@ -37,12 +49,136 @@ def partners(key: Any) -> Any:
     return key[0] if isinstance(key, tuple) else key
 
 
-def size(ranks: Any) -> int:
-    """The number of ranks of a mesh or process group. None: of all ranks."""
+@lru_cache(maxsize=64)
+def members(ranks: Any) -> list[int]:
+    """The ranks of a mesh or process group in ascending order."""
     import torch.distributed as dist
 
-    n: int = dist.get_world_size() if ranks is None else ranks.size()
-    return n
+    is_mesh = hasattr(ranks, "mesh")
+    return sorted(ranks.mesh.flatten().tolist() if is_mesh else dist.get_process_group_ranks(ranks))
+
+
+def order(key: Any) -> Any:
+    """A number for sorting meshes, process groups and `Sharing.key`, alike on all their ranks.
+
+    All ranks compare and exchange in this order, whatever the order of their parameters is.
+    """
+    ranks, replicated = key if isinstance(key, tuple) else (key, ())
+    names = tuple(getattr(ranks, "mesh_dim_names", None) or ())
+    shape = tuple(getattr(ranks, "shape", ()))
+    return len(members(ranks)), members(ranks), shape, names, replicated
+
+
+def passes(every: list[Any]) -> list[Any]:
+    """Return the sorted meshes and process groups in the order in which they compare.
+
+    A failure must also reach the ranks of other meshes. The largest mesh comes last, and often has
+    all ranks. Smaller ones compare again in the opposite order, so that they learn of failures
+    elsewhere.
+    """
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    return [*every, *(ranks for ranks in reversed(every) if len(members(ranks)) < world)]
+
+
+class Host:
+    """The ranks of a mesh or process group, as they communicate on the host.
+
+    ranks: all these ranks, in ascending order.
+    groups: a gloo group for each axis of the grid that they form.
+    store: a store of their own.
+    count: the number of comparisons so far, which all these ranks know.
+    """
+
+    def __init__(self, ranks: list[int], group: Any, world: Any) -> None:
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        self.ranks, self.groups, self.count = ranks, list[Any](), 0
+        sizes = _factors(len(ranks))
+        name = hashlib.sha1(repr((ranks, sizes)).encode()).hexdigest()
+        store = world.get_group_store()
+        self.store = PrefixStore(f"sodaopt {group.group_name} {name}", store)
+        grid, rank = torch.tensor(ranks, device="cpu").view(sizes), dist.get_rank()
+        at = (grid == rank).nonzero()[0].tolist()
+        for d in range(len(sizes)):
+            axis = grid.movedim(d, 0)[:, *at[:d], *at[d + 1 :]].tolist()
+            # dist.new_group names a group by the number of groups that a rank is in, which differs
+            # between ranks if some are in more meshes than others. They would wait for ever.
+            own = PrefixStore(f"{d} {axis}", self.store)
+            time = _timeout(group)
+            self.groups.append(dist.ProcessGroupGloo(own, axis.index(rank), len(axis), time))
+
+    def least(self, *numbers: int) -> list[int]:
+        """Return the least of each number over all ranks."""
+        import torch.distributed as dist
+
+        found = torch.tensor(numbers, device="cpu")
+        for group in self.groups:
+            group.allreduce([found], dist.ReduceOp.MIN).wait()
+        return [int(n) for n in found.tolist()]
+
+    def shown(self, number: int, has_failed: bool) -> list[int]:
+        """The first rank that failed, or the first rank and the first one whose number differs."""
+        import torch.distributed as dist
+
+        rank, first = dist.get_rank(), self.ranks[0]
+        (failed,) = self.least(rank if has_failed else NONE)
+        if failed != NONE:
+            return [failed]
+        (firsts,) = self.least(number if rank == first else NONE)
+        return [first, *self.least(NONE if number == firsts else rank)]
+
+    def publish(self, text: str) -> None:
+        """Show the error of this rank to ranks whose time-out will pass."""
+        with suppress(RuntimeError):  # the store has gone
+            if not self.store.check([f"alone {self.count}"]):  # the first error is the cause
+                self.store.set(f"alone {self.count}", text)
+
+    def published(self) -> str:
+        """Return the error of a rank that raised alone since the last comparison, or ""."""
+        with suppress(RuntimeError):
+            if self.store.check([f"alone {self.count}"]):
+                return str(self.store.get(f"alone {self.count}").decode())
+        return ""
+
+
+HOSTS: dict[Any, Host] = {}
+
+
+@lru_cache(maxsize=64)
+def host(ranks: Any, world: Any) -> Host:
+    """The `Host` of a mesh or process group. All its ranks make it together.
+
+    world: the default group. After a restart of torch.distributed within the process, hosts must be
+    made again.
+    """
+    group, every = world if hasattr(ranks, "mesh") else ranks, members(ranks)
+    key = world, group.group_name, tuple(every), tuple(_factors(len(every)))
+    if key not in HOSTS:  # meshes of the same ranks have one host
+        HOSTS[key] = Host(every, group, world)
+    return HOSTS[key]
+
+
+def published(every: Iterable[Any]) -> Failure | None:
+    """Return the error of a rank of these meshes and process groups that raised alone."""
+    import torch.distributed as dist
+
+    hosts = [host(ranks, dist.group.WORLD) for ranks in every]
+    text = next(filter(None, (it.published() for it in hosts)), "")
+    return Failure(text) if text else None
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Explain the error of a collective."""
+    try:
+        yield
+    except RuntimeError as e:
+        raise RuntimeError(
+            "another rank stopped or raised elsewhere: see the messages of the other ranks"
+        ) from e
 
 
 def agree(
@@ -57,81 +193,48 @@ def agree(
     """
     import torch.distributed as dist
 
-    error = str(failure or "")
+    error, rank = str(failure or ""), dist.get_rank()
     text = repr((summary, error))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-    # after the reductions: the least number, and minus the largest
-    both = torch.tensor([number, -number], device="cpu")
     try:
-        groups = _host_groups(ranks, dist.group.WORLD)
-        for group in groups:
-            dist.all_reduce(both, dist.ReduceOp.MIN, group)
-        if both[0] == -both[1]:
-            return
-        found: list[Entry] = [(dist.get_rank(), error, describe())]
-        for group in groups:
-            theirs: list[Any] = [None] * group.size()
-            dist.all_gather_object(theirs, found, group)
-            found = _first_difference([entry for entries in theirs for entry in entries])
+        it = host(ranks, dist.group.WORLD)
     except RuntimeError as e:
-        raise RuntimeError(
-            "some ranks did not call step() within the time-out of the process group: they "
-            "stopped, or skipped a step that the other ranks took"
-        ) from e
-    raise Failure(_message(found)) from failure
+        raise RuntimeError(ABSENT) from e
+    try:
+        least, most = it.least(number, -number)
+        if least == -most:
+            it.count += 1
+            return
+        shown = it.shown(number, bool(error))
+        if rank in shown:
+            it.store.set(f"{it.count} {rank}", json.dumps([error, describe()]))
+        found = [json.loads(it.store.get(f"{it.count} {r}")) for r in shown]
+    except RuntimeError as e:
+        raise published([ranks]) or RuntimeError(ABSENT) from e
+    it.count += 1
+    raise Failure(_message(shown, found)) from failure
 
 
-def _first_difference(found: list[Entry]) -> list[Entry]:
-    """Return the entry of the first rank that failed.
-
-    If none failed, return those of the first rank and of the first one that differs from it.
-    """
-    found = sorted(found, key=lambda entry: entry[0])
-    failed = [entry for entry in found if entry[1]]
-    return failed[:1] or found[:1] + [entry for entry in found if entry[2] != found[0][2]][:1]
-
-
-def _message(found: list[Entry]) -> str:
-    (first, failure, ours), *others = found
+def _message(ranks: list[int], found: list[tuple[str, list[str]]]) -> str:
+    (failure, ours), *others = found
     if failure:
         return failure
-    for other, _, theirs in others:
+    for other, (_, theirs) in zip(ranks[1:], others, strict=True):
         for a, b in zip([*ours, "nothing"], [*theirs, "nothing"], strict=False):
             if a != b:
                 return (
-                    f"the ranks disagree: rank {first} has {a}, but rank {other} has {b}. They "
+                    f"the ranks disagree: rank {ranks[0]} has {a}, but rank {other} has {b}. They "
                     "need the same parameters, settings and gradients (a gradient may be zero)"
                 )
     return "internal error: the ranks disagree, but the descriptions of their steps are equal"
 
 
-@lru_cache(maxsize=16)
-def _host_groups(ranks: Any, world: Any) -> list[Any]:
-    """The gloo groups of this rank, one for each axis of the grid of ranks.
-
-    world: the default group, only a key of the cache. After a restart of torch.distributed within
-    the process, the groups must be made again.
-    """
-    is_mesh = hasattr(ranks, "get_all_groups")
-    groups = ranks.get_all_groups() if is_mesh else [ranks]
-    return [small for group in groups for small in _small_groups(group)]
-
-
-def _small_groups(group: Any) -> list[Any]:
-    """Return the group itself if one reduction is enough and it speaks gloo, else new groups."""
+def publish(every: Iterable[Any], text: str) -> None:
+    """Show the error of this rank to all ranks of these meshes and process groups."""
     import torch.distributed as dist
 
-    ranks = torch.tensor(dist.get_process_group_ranks(group), device="cpu")
-    sizes = _factors(len(ranks))
-    if len(sizes) == 1 and "cpu:gloo" in dist.get_backend_config(group):
-        return [group]
-    at = (ranks == dist.get_rank()).view(sizes).nonzero()[0].tolist()
-    axes = [ranks.view(sizes).movedim(d, 0)[:, *at[:d], *at[d + 1 :]] for d in range(len(sizes))]
-    # creating a group needs its members only, if all of them are in the same number of groups
-    return [
-        dist.new_group(axis.tolist(), _timeout(group), "gloo", use_local_synchronization=True)
-        for axis in axes
-    ]
+    for ranks in every:
+        host(ranks, dist.group.WORLD).publish(text)
 
 
 def _factors(n: int) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sodaopt._errors import times
 from sodaopt.parallel import stages
-from sodaopt.parallel.agree import Failure
+from sodaopt.parallel.agree import Failure, host, published, waiting
 from sodaopt.parallel.deal import deal
 from sodaopt.parallel.layout import Grid, Param, Placement, Round, boxes
 from sodaopt.parallel.sharded import is_sharded, placement_of
@@ -35,10 +35,13 @@ class Sharing:
     dtype: the dtype in which matrices travel. None: their own dtype.
     label: a function that names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
+    every: the meshes and process groups that take part in this step.
+    is_verified: whether the ranks have compared all parameters that they share.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.
     """
 
+    is_verified: bool = False
     fixed: Any = None, None
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -49,6 +52,7 @@ class Sharing:
         """Begin a step. At its end the ranks compare their failures."""
         self.label = label
         self.failure: Failure | None = None
+        self.every: list[Any] = []
 
     def attempt(
         self,
@@ -66,20 +70,32 @@ class Sharing:
         params: the parameters that the error names.
         doing: the verb of the error: a rank could not "compute" the step.
         """
-        import torch.distributed as dist
-
         try:
             return work()
         except Exception as e:
-            if self.failure is None:
-                names = [self.label(p) for p in dict.fromkeys(params)]
-                names = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
-                cause = f"{', '.join(names)}: {e}" if names else str(e)
-                who = f"rank {dist.get_rank()} could not {doing} the step"
-                self.failure = Failure(f"{who}: {cause}")
-                self.failure.__cause__ = e
+            self.failure = self.failure or self._failure(e, params, doing)
             traceback.clear_frames(e.__traceback__)  # frees the tensors of the work
             return instead()
+
+    def explained(self, e: BaseException, params: Sequence[Tensor] = ()) -> Failure:
+        """Return the error that this rank raises alone because of an error e outside `attempt`.
+
+        The cause may be an earlier error of this rank, or an error of another rank.
+        """
+        if isinstance(e, Failure):
+            return e
+        return self.failure or published(self.every) or self._failure(e, params, "compute")
+
+    def _failure(self, e: BaseException, params: Sequence[Tensor], doing: str) -> Failure:
+        import torch.distributed as dist
+
+        names = [self.label(p) for p in dict.fromkeys(params)]
+        names = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+        cause = repr(e) if isinstance(e, KeyError) else str(e) or type(e).__name__
+        who = f"rank {dist.get_rank()} could not {doing} the step"
+        failure = Failure(": ".join(filter(None, (who, ", ".join(names), cause))))
+        failure.__cause__ = e
+        return failure
 
     def key(self, p: Any) -> Any:
         """Return a key of the ranks that share p, and of its replicas among them.
@@ -87,7 +103,7 @@ class Sharing:
         None: p is not shared. Parameters with the same key have the same `Grid`.
         """
         if is_sharded(p):
-            if p.device_mesh.get_coordinate() is None:
+            if not is_on_mesh(p):
                 raise ValueError(
                     f"{self.label(p)} is on a mesh without this rank: on this rank, leave it out "
                     "of the optimizer"
@@ -157,7 +173,8 @@ class Shards:
         ]
         for mine, part in zip(own, parts, strict=True):
             mine.copy_(part)
-        dist.all_reduce(flat, group=self.shard_group)
+        with waiting():
+            dist.all_reduce(flat, group=self.shard_group)
         return [mine.to(part) for mine, part in zip(own, parts, strict=True)]
 
     def _own(self, j: int, summed: Sequence[int]) -> tuple[slice, ...]:
@@ -182,6 +199,11 @@ class Shards:
         sizes = [math.prod(shape[d] for d in n) for shape, n in zip(self.shapes, dims, strict=True)]
         rms = [(x / size).sqrt().clamp(min=1e-30) for x, size in zip(sums, sizes, strict=True)]
         return [d / x.to(d) for d, x in zip(ds, rms, strict=True)]
+
+
+def is_on_mesh(p: Any) -> bool:
+    """Whether this rank is one of those of p's mesh. All ranks are, if p is not sharded."""
+    return not is_sharded(p) or p.device_mesh.get_coordinate() is not None
 
 
 def _device(p: Any) -> torch.device:
@@ -225,6 +247,20 @@ def _group(mesh: Any, dims: list[int]) -> Any:
         return mesh.get_group(dims[0])
     if ranks == list(range(dist.get_world_size())):
         return dist.group.WORLD
-    # only the members make the group. torch names it by the number of groups that a rank is in, so
-    # all members must be in the same number of groups
+    _join_as_many_groups(mesh)
     return dist.new_group(ranks, use_local_synchronization=True)
+
+
+def _join_as_many_groups(mesh: Any) -> None:
+    """Put this rank into groups of its own, until all ranks of the mesh are in as many groups.
+
+    torch names a new group by the number of groups that a rank is in, and ranks find each other by
+    this name. The number is private in torch. If torch renames it, ranks that are in fewer groups
+    than others wait for ever.
+    """
+    import torch.distributed as dist
+
+    count = len(dist.distributed_c10d._world.pg_names)
+    (most,) = host(mesh, dist.group.WORLD).least(-count)
+    for _ in range(-most - count):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)

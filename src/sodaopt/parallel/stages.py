@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sodaopt.parallel.agree import waiting
 from sodaopt.parallel.layout import Piece, Round, is_in_order, located
 from sodaopt.parallel.sharded import local
 
@@ -259,18 +260,9 @@ class Exchange:
 
         sent: the tensor that is sent. `arriving` holds it until they end.
         """
-        try:
-            with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
-                for work in works:
-                    work.wait()
-        except RuntimeError as e:
-            if self.shards.sharing.failure is not None:  # this rank is the cause
-                raise self.shards.sharing.failure from e
-            names = ", ".join(map(self.shards.sharing.label, self.shards.params))
-            raise RuntimeError(
-                f"the exchange of {names} failed because another rank stopped or raised elsewhere: "
-                "see the messages of the other ranks"
-            ) from e
+        with waiting(), torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
+            for work in works:
+                work.wait()
         # a tensor of another stream would be freed, and its memory used again, too early
         for t in (result, sent) if result.is_cuda else ():
             t.record_stream(torch.cuda.current_stream(t.device))

@@ -22,6 +22,7 @@ from sodaopt import rounding, schedules
 from sodaopt.backends import PLAIN
 from sodaopt.core.diagnostics import Watched
 from sodaopt.parallel import sharded
+from sodaopt.parallel.agree import Refusal
 from sodaopt.wrappers.live import Group, LiveOptimizer
 from sodaopt.wrappers.low_precision import fp32_copies
 
@@ -127,7 +128,11 @@ class Wrapper(Watched, LiveOptimizer):
             with self._in_fp32(steps), _without_hooks(self.base):
                 for around in arounds:
                     finish.callback(next, around, None)
-                self.base.step()  # the closure has run, and some bases take none
+                try:
+                    self.base.step()  # the closure has run, and some bases take none
+                except Refusal:  # the base has changed nothing, so undo
+                    finish.pop_all()
+                    raise
             for step in steps:
                 step.completed = True
         return loss
