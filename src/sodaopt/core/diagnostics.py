@@ -145,9 +145,8 @@ class Watched(Optimizer):
         """Copy the weights before a step."""
         if self._is_watched:
             pulls = self._pulls()
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
+            for p in (p for group in self.param_groups for p in group["params"]):
+                self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
 
     @torch.no_grad()
     def _measure(self, *_: Any) -> None:
