@@ -17,7 +17,6 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sodaopt"
@@ -45,11 +44,12 @@ LATER = {
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
         "geometry/norms.py: _beside _is_beside _Lengths.units _Lengths.needs_matrices"
-        " Norm.needs_matrices Sign.needs_matrices ~joined",
+        " Norm.needs_matrices Sign.needs_matrices ~joined ~Shards+import",
         "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
         " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
         " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"
-        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
+        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped"
+        " ~Shards+import",
         "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
         "core/update.py: Bucket.ranks Bucket.release inputs check_shardable ~check_shardable",
     ),
@@ -73,21 +73,24 @@ LATER = {
         "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: Table Launch number scale",
+        "backends/triton/elementwise.py: ~numbers+8",
+        "backends/triton/spectral.py: ~numbers+8",
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
-        " _update_sums _mean _names ~_of_update",
-        "core/optimizer.py: SODA._pulls ~Pull",
+        " _update_sums _mean _names ~_of_update ~if+by",
+        "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),
-    "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits ~signal ~threading",),
-    "a pull that fails halfway is undone": ("anchors/pull.py: _undo ~_undo ~done ~islice",),
-    "uses of wrappers, and state of others, that went wrong without an error are refused": (
+    "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
+    "a pull that fails halfway is undone": ("anchors/pull.py: _undo ~_undo ~done",),
+    "uses of optimizers, and state of others, that went wrong without an error are refused": (
         "_errors.py: check_shape",
-        "anchors/stored.py: ~check_shape",
-        "core/state.py: _warn_of_settings ~_warn_of_settings ~warnings ~check_shape",
+        "anchors/stored.py: Constant.__post_init__ ~check_shape",
+        "core/state.py: _warn_of_settings ~_warn_of_settings ~check_shape ~'settings'+repr",
+        "core/optimizer.py: ~raise+TypeError",
         "wrappers/refusals.py: WRAPPERS PREFIXES NEEDED MOMENTS check_kind check_only unchanged"
-        " check_writer check_moments check_shapes ~WeakValueDictionary ~check_shape",
+        " check_writer check_moments check_shapes",
         "wrappers/base.py: _check_capture ~_check_capture",
         "wrappers/known_bases.py: ~refusals",
         "wrappers/live.py: LiveOptimizer.__init_subclass__ ~WRAPPERS ~check_moments ~check_shapes",
@@ -111,26 +114,28 @@ LATER = {
         "core/optimizer.py: SODA._catch_up ~_catch_up",
     ),
     "the bytes of quantised state": ("memory.py: _parts",),
-    "AMUSE": ("zoo/averages.py: amuse ~falling", "zoo/coefficients.py: falling"),
+    "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
     "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (
         "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
         " _at_layer",
         "layers/recipes.py: ~'depthwise'",
         "layers/roles.py: POSITION LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel ~_unread"
+        " ~POSITION+_has_rows ~several+ModuleList ~own+isinstance"
         " ~is_projection ~'depthwise'",
         "geometry/views.py: grouped.of heads",
     ),
     "optimizers by name": (
-        "_names.py: ANCHORED Name.is_anchored Name.is_anchored_twice",
+        "_names.py: ANCHORED Name.average Name.is_anchored Name.is_anchored_twice",
         "factory.py",
         "layers/recipes.py: decayed",
     ),
 }
 """Capabilities that 0.1 did not have: files, definitions in other files, files without some
-definitions ("-name"), or lines within other definitions that contain a name ("~name", or
-"~'text'" for a string). A listed line would not be needed without its capability. A definition
-that also does work of 0.1 is not listed, and nor is the name of a line that does.
+definitions ("-name"), or lines within other definitions that contain a name ("~name", "~'text'"
+for a string, or "~a+b" for both in one line). Imports that only these lines use count too. A listed
+line would not be needed without its capability. A definition that also does work of 0.1 is not
+listed, and nor is the name of a line that does.
 
 "optimizers by name" is listed because 0.1 built them in its lab, which is not counted.
 """
@@ -204,10 +209,13 @@ def within(source: str, name: str) -> set[int]:
     """The lines of code that contain a name or a string, and the `if` of which they are the body.
 
     An import of several names is not counted, because its line remains without one of them.
+
+    name: "a+b" needs both a and b in the line.
     """
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {name, name.replace("'", '"')}
-    found = {token.start[0] for token in tokens if token.string in texts} & code_lines(source)
+    found = code_lines(source)
+    for text in name.replace("'", '"').split("+"):
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        found &= {token.start[0] for token in tokens if token.string == text}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom) and len(node.names) > 1:
             found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -219,13 +227,18 @@ def within(source: str, name: str) -> set[int]:
     return found
 
 
-def imports_of(source: str, modules: set[str]) -> set[int]:
-    """The lines of imports that name nothing but these modules, or nothing but their contents."""
-    found: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            of_names = {f"{node.module}.{alias.name}" for alias in node.names}
-            if node.module in modules or of_names <= modules:
+def imports_for(source: str, taken: set[int]) -> set[int]:
+    """The lines of imports whose names are in no other lines than those taken."""
+    tree, found = ast.parse(source), set[int]()
+    uses: dict[str, set[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            uses.setdefault(node.id, set()).add(node.lineno)
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+            lines = set().union(*(uses.get(name, set()) for name in names))
+            if lines and lines <= taken:
                 found.update(range(node.lineno, (node.end_lineno or 0) + 1))
     return found
 
@@ -247,9 +260,14 @@ def later(files: dict[str, str]) -> dict[str, dict[str, set[int]]]:
                 lines &= named
             found[capability][name] = lines - taken[name]
             taken[name] |= lines
-    for capability, name, lines in chain(lines_within(files), later_imports(files)):
+    for capability, name, lines in lines_within(files):
         if new := lines - taken[name]:
             found[capability].setdefault(name, set()).update(new)
+            taken[name] |= new
+    for by_file in found.values():
+        for name in by_file:
+            new = imports_for(files[name], taken[name]) - taken[name]
+            by_file[name] |= new
             taken[name] |= new
     return found
 
@@ -262,15 +280,6 @@ def lines_within(files: dict[str, str]) -> Iterator[tuple[str, str, set[int]]]:
             for word in words.split():
                 if word.startswith("~"):
                     yield capability, name, within(files[name], word.removeprefix("~"))
-
-
-def later_imports(files: dict[str, str]) -> Iterator[tuple[str, str, set[int]]]:
-    """Yield the capability, the file and the lines of imports from files that `LATER` lists."""
-    for capability, entries in LATER.items():
-        whole = {entry.removesuffix(".py") for entry in entries if ": " not in entry}
-        modules = {"sodaopt." + name.replace("/", ".") for name in whole}
-        for name, source in files.items():
-            yield capability, name, imports_of(source, modules)
 
 
 def base_lines(files: dict[str, str]) -> Counter[str]:
@@ -315,9 +324,9 @@ def listing(files: dict[str, str]) -> str:
 
 
 def listing_within(files: dict[str, str]) -> str:
-    """The lines that `LATER` counts within definitions of the base, and imports of later files."""
+    """The lines that `LATER` counts by a name."""
     found: dict[tuple[str, int], str] = {}
-    for _, name, lines in chain(lines_within(files), later_imports(files)):
+    for _, name, lines in lines_within(files):
         found |= {(name, n): files[name].splitlines()[n - 1] for n in lines}
     return "\n".join(f"{name}:{n}: {found[name, n].strip()}" for name, n in sorted(found))
 
