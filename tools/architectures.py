@@ -14,7 +14,25 @@ import torch
 from torch import nn
 
 from sodaopt import plan
-from sodaopt.layers.roles import ROLES
+
+MEANINGS = {
+    "embedding": "a table of tokens: a one-hot first layer",
+    "position": "any other table: positions, segments, relative biases",
+    "tied": "embedding and head in one parameter, treated as the last layer",
+    "head": "an output layer",
+    "hidden": "the matrix of a linear layer",
+    "conv": "a convolution kernel, also the first one of an image",
+    "depthwise": "a convolution kernel with one input channel for each group",
+    "experts": "a 3-D stack of matrices",
+    "router": "the scores that choose experts",
+    "lora_a": "the first factor of a low-rank adapter, d_in -> r",
+    "lora_b": "the second factor of a low-rank adapter, r -> d_out",
+    "norm": "the gain of a normalisation",
+    "bias": "a bias",
+    "scalar": "a single number",
+    "vector": "any other vector",
+}
+"""The meaning of each role, in the order of the tables of docs/layers.md."""
 
 NAMES = {
     "transformers": """
@@ -78,7 +96,9 @@ def rows(package: str) -> Iterator[str]:
             model = BUILD[package](name, OPTIONS.get(name, {}))
         found = [(row.name, row.role) for row in plan(model, "adam").rows]
         count = Counter(role for _, role in found)
-        roles = ", ".join(f"{count[role]} {role}" for role in (*ROLES, "frozen") if role in count)
+        roles = ", ".join(
+            f"{count[role]} {role}" for role in (*MEANINGS, "frozen") if role in count
+        )
         digest = blake2b(repr(found).encode(), digest_size=4).hexdigest()
         mark = "yes" if name in CHECKED[package].split() else ""
         yield f"| {name} | {roles} | `{digest}` | {mark} |"

@@ -15,7 +15,6 @@ from torch import nn
 
 from sodaopt import plan
 from sodaopt.layers.recipes import rules
-from sodaopt.layers.roles import ROLES
 from sodaopt.layers.table import geometry_label
 from tools import architectures
 
@@ -53,7 +52,7 @@ MODELS = (
 def role_table() -> str:
     """Return the meaning of each role, with its rule in the two main recipes."""
     lines = ["| role | meaning | soda_dagger | muon |", "|---|---|---|---|"]
-    for role, meaning in ROLES.items():
+    for role, meaning in architectures.MEANINGS.items():
         cells = []
         for name in ("soda_dagger", "muon"):
             rule = rules(name)[role]

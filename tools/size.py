@@ -2,8 +2,11 @@
 
     python -m tools.size             by package, with the capabilities that came after 0.1 apart
     python -m tools.size --all       every file
+    python -m tools.size --within    the lines that LATER counts by a name inside of definitions
 
-The lab and the theory are not counted, because no optimizer needs them.
+The lab and the theory are not counted, because no optimizer needs them. The base is the code
+without the lines of `LATER`, and with the lines of 0.1 that they have replaced: `exchange.py` and
+`stages.py` also do the work of 20 lines that gathered and scattered DTensors.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import ast
 import io
 import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sodaopt"
@@ -35,24 +39,25 @@ LATER = {
         "parallel/layout.py: boxes Grid Kind Param Task Piece Round located is_in_order _piece"
         " _flops _tasks _within _size",
         "core/together.py",
+        "core/optimizer.py: ~_sharing ~process_group ~comm_dtype ~'shared'",
         "core/validation.py: check_sharing",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
-        "geometry/norms.py: _batch _is_beside _Lengths.units _Lengths.needs_matrices"
-        " Norm.needs_matrices Sign.needs_matrices",
+        "geometry/norms.py: _beside _is_beside _Lengths.units _Lengths.needs_matrices"
+        " Norm.needs_matrices Sign.needs_matrices ~joined ~Shards+import",
         "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
         " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
         " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"
-        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
+        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped"
+        " ~Shards+import",
         "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
-        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
-        "parallel/sharded.py: place",
+        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable ~check_shardable",
     ),
     "the spectral step by kernels before the products, and Gram products": (
         "backends/products.py: -dense",
-        "backends/triton/spectral.py: -_finish -Matrices.finish_",
+        "backends/triton/spectral.py: _average _normalise Matrices.average_ Matrices.normalised",
         "backends/triton/symmetric.py",
-        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
+        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts ~_parts ~average_",
         "geometry/norms.py: Euclidean.polar BiasRMS.polar",
         "geometry/polar.py: DIRECTION Newton.restarts Newton._gram_blocks",
         "geometry/views.py: Stored Frame.stored",
@@ -60,43 +65,53 @@ LATER = {
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
         "core/compiled.py",
         "core/optimizer.py: SODA._repeated SODA._signature SODA._step"
-        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
-        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
-        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._repeatable",
+        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount"
+        " ~capturable ~unreadable ~KNOWN ~grad_scale ~found_inf",
+        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors ~_copy_tensors",
+        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._repeatable"
+        " ~check_capturable ~_repeatable",
         "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: Table Launch number scale",
+        "backends/triton/elementwise.py: ~numbers+8",
+        "backends/triton/spectral.py: ~numbers+8",
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
-        " _update_sums _mean _names",
+        " _update_sums _mean _names ~_of_update ~if+by",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
-    "a pull that fails halfway is undone": ("anchors/pull.py: _undo",),
-    "uses of wrappers, and state of others, that went wrong without an error are refused": (
+    "a pull that fails halfway is undone": ("anchors/pull.py: _undo ~_undo ~done",),
+    "uses of optimizers, and state of others, that went wrong without an error are refused": (
         "_errors.py: check_shape",
-        "core/state.py: _warn_of_settings",
-        "wrappers/refusals.py",
-        "wrappers/base.py: _check_capture",
-        "wrappers/live.py: LiveOptimizer.__init_subclass__",
+        "anchors/stored.py: Constant.__post_init__ ~check_shape",
+        "core/state.py: _warn_of_settings ~_warn_of_settings ~check_shape ~'settings'+repr",
+        "core/optimizer.py: ~raise+TypeError",
+        "wrappers/refusals.py: WRAPPERS PREFIXES NEEDED MOMENTS check_kind check_only unchanged"
+        " check_writer check_moments check_shapes",
+        "wrappers/base.py: _check_capture ~_check_capture",
+        "wrappers/known_bases.py: ~refusals",
+        "wrappers/live.py: LiveOptimizer.__init_subclass__ ~WRAPPERS ~check_moments ~check_shapes",
+        "wrappers/soda.py: ~check_only ~unchanged",
     ),
-    "a wrong seed is refused": ("core/validation.py: check_seed",),
+    "a wrong seed is refused": (
+        "core/validation.py: check_seed",
+        "core/optimizer.py: ~check_seed",
+        "wrappers/soda.py: ~check_seed",
+    ),
     "hyperparameters in a group of SODA are refused at a step too": (
-        "core/optimizer.py: SODA._check",
-    ),
-    "a pull that does not scale the update": (
-        "core/method.py: Method.full_step Method._check_full_step",
+        "core/optimizer.py: ~FOREIGN ~check_keys",
     ),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
-    "global step hooks run once": ("wrappers/base.py: _global_hooks",),
+    "global step hooks run once": ("wrappers/base.py: _global_hooks ~_global_hooks",),
     "steps that are counted by group": (
         "schedules.py: lr_weighted.by_group",
         "core/method.py: Method._counts_by_group",
-        "core/optimizer.py: SODA._catch_up",
+        "core/optimizer.py: SODA._catch_up ~_catch_up",
     ),
     "the bytes of quantised state": ("memory.py: _parts",),
     "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
@@ -104,20 +119,32 @@ LATER = {
     "the roles of 62 architectures": (
         "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
         " _at_layer",
-        "layers/roles.py: LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel",
-        "geometry/views.py: heads",
+        "layers/recipes.py: ~'depthwise'",
+        "layers/roles.py: POSITION LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel ~_unread"
+        " ~POSITION+_has_rows ~several+ModuleList ~own+isinstance"
+        " ~is_projection ~'depthwise'",
+        "geometry/views.py: grouped.of heads",
     ),
     "optimizers by name": (
-        "_names.py: ANCHORED Name.is_anchored Name.is_anchored_twice",
+        "_names.py: ANCHORED Name.average Name.is_anchored Name.is_anchored_twice",
         "factory.py",
         "layers/recipes.py: decayed",
     ),
 }
-"""Capabilities that 0.1 did not have: files, definitions in other files, or files without some
-definitions ("-name"). A listed line would not be needed without its capability. A definition that
-also does work of 0.1 is not listed.
+"""Capabilities that 0.1 did not have: files, definitions in other files, files without some
+definitions ("-name"), or lines within other definitions that contain a name ("~name", "~'text'"
+for a string, or "~a+b" for both in one line). Imports that only these lines use count too. A listed
+line would not be needed without its capability. A definition that also does work of 0.1 is not
+listed, and nor is the name of a line that does.
 
 "optimizers by name" is listed because 0.1 built them in its lab, which is not counted.
+"""
+
+REPLACED = {
+    "gather and scatter of DTensors, now in `exchange.py` and `stages.py`": 20,
+    "the loop over the buckets of a step, now in `SODA._repeated`": 2,
+}
+"""Lines of 0.1 whose work is now done by code that `LATER` lists. They count as lines of the base.
 """
 
 NOT_COUNTED = ("lab", "theory")
@@ -178,29 +205,94 @@ def sources() -> dict[str, str]:
     }
 
 
-def later(files: dict[str, str]) -> dict[str, dict[str, int]]:
-    """The lines of code of each later capability, by file."""
-    found: dict[str, dict[str, int]] = {}
+def within(source: str, name: str) -> set[int]:
+    """The lines of code that contain a name or a string, and the `if` of which they are the body.
+
+    An import of several names is not counted, because its line remains without one of them.
+
+    name: "a+b" needs both a and b in the line.
+    """
+    found = code_lines(source)
+    for text in name.replace("'", '"').split("+"):
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        found &= {token.start[0] for token in tokens if token.string == text}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom) and len(node.names) > 1:
+            found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.If) and not node.orelse:
+            body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+            if found.issuperset(code_lines(source).intersection(body)):
+                found.update(range(node.lineno, body.start))
+    return found
+
+
+def imports_for(source: str, taken: set[int]) -> set[int]:
+    """The lines of imports whose names are in no other lines than those taken."""
+    tree, found = ast.parse(source), set[int]()
+    uses: dict[str, set[int]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            uses.setdefault(node.id, set()).add(node.lineno)
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+            lines = set().union(*(uses.get(name, set()) for name in names))
+            if lines and lines <= taken:
+                found.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    return found
+
+
+def later(files: dict[str, str]) -> dict[str, dict[str, set[int]]]:
+    """The lines of code of each later capability, by file. Each line belongs to one capability."""
+    found: dict[str, dict[str, set[int]]] = {}
+    taken: dict[str, set[int]] = {name: set() for name in files}
     for capability, entries in LATER.items():
         found[capability] = {}
         for entry in entries:
-            name, _, wanted = entry.partition(": ")
+            name, _, words = entry.partition(": ")
+            wanted = [word for word in words.split() if not word.startswith("~")]
             lines, known = code_lines(files[name]), definitions(files[name])
-            named = {n for word in wanted.split() for n in known[word.removeprefix("-")]}
-            if wanted.startswith("-"):
+            named = {n for word in wanted for n in known[word.removeprefix("-")]}
+            if words.startswith("-"):
                 lines -= named
-            elif wanted:
+            elif words:
                 lines &= named
-            found[capability][name] = len(lines)
+            found[capability][name] = lines - taken[name]
+            taken[name] |= lines
+    for capability, name, lines in lines_within(files):
+        if new := lines - taken[name]:
+            found[capability].setdefault(name, set()).update(new)
+            taken[name] |= new
+    for by_file in found.values():
+        for name in by_file:
+            new = imports_for(files[name], taken[name]) - taken[name]
+            by_file[name] |= new
+            taken[name] |= new
     return found
+
+
+def lines_within(files: dict[str, str]) -> Iterator[tuple[str, str, set[int]]]:
+    """Yield the capability, the file and the lines of each "~name"."""
+    for capability, entries in LATER.items():
+        for entry in entries:
+            name, _, words = entry.partition(": ")
+            for word in words.split():
+                if word.startswith("~"):
+                    yield capability, name, within(files[name], word.removeprefix("~"))
 
 
 def base_lines(files: dict[str, str]) -> Counter[str]:
     """The lines of code of each file, without those of later capabilities."""
     base = Counter({name: len(code_lines(source)) for name, source in files.items()})
     for by_file in later(files).values():
-        base.subtract(by_file)
+        base.subtract({name: len(lines) for name, lines in by_file.items()})
     return base
+
+
+def base_size(files: dict[str, str]) -> int:
+    """The lines of code of the base, with those that later capabilities have replaced."""
+    return base_lines(files).total() + sum(REPLACED.values())
 
 
 def report(files: dict[str, str]) -> str:
@@ -213,11 +305,12 @@ def report(files: dict[str, str]) -> str:
         its = [name for name in files if Path(name).parts[0] == package]
         lines.append(f"{sum(sizes[n] for n in its):5d} {sum(base[n] for n in its):5d}  {package}")
     without = ", ".join(NOT_COUNTED)
+    lines += [f"      {count:5d}  {what}" for what, count in REPLACED.items()]
     lines.append(
-        f"{sum(sizes.values()):5d} {base.total():5d}  in {len(files)} files, without {without}"
+        f"{sum(sizes.values()):5d} {base_size(files):5d}  in {len(files)} files, without {without}"
     )
     lines += ["", "later capabilities"]
-    lines += [f"{sum(by_file.values()):5d}  {name}" for name, by_file in added.items()]
+    lines += [f"{sum(map(len, found.values())):5d}  {name}" for name, found in added.items()]
     return "\n".join(lines)
 
 
@@ -230,11 +323,21 @@ def listing(files: dict[str, str]) -> str:
     )
 
 
+def listing_within(files: dict[str, str]) -> str:
+    """The lines that `LATER` counts by a name."""
+    found: dict[tuple[str, int], str] = {}
+    for _, name, lines in lines_within(files):
+        found |= {(name, n): files[name].splitlines()[n - 1] for n in lines}
+    return "\n".join(f"{name}:{n}: {found[name, n].strip()}" for name, n in sorted(found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="list every file")
-    files = sources()
-    print(listing(files) if parser.parse_args().all else report(files))
+    parser.add_argument("--within", action="store_true", help="list lines within definitions")
+    arguments, files = parser.parse_args(), sources()
+    show = listing if arguments.all else listing_within if arguments.within else report
+    print(show(files))
 
 
 if __name__ == "__main__":

@@ -96,8 +96,7 @@ def memory(model: nn.Module, optimizer: Optimizer) -> Memory:
     for name, p in model.named_parameters():
         state, nbytes = states.get(p, {}), _bytes(p)
         kept = {str(k): _bytes(t) for k, t in state.items() if isinstance(t, Tensor)}
-        gradient = nbytes if p.requires_grad else 0
-        rows.append(ParameterBytes(name, tuple(p.shape), nbytes, gradient, kept))
+        rows.append(ParameterBytes(name, tuple(p.shape), nbytes, nbytes * p.requires_grad, kept))
     return Memory(tuple(rows), not has_stepped)
 
 

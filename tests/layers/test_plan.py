@@ -18,6 +18,7 @@ from sodaopt.geometry.polar import EXACT
 from sodaopt.layers.roles import PARENT, ROLES
 from tests.support import models
 from tests.support.layers import CONV1D, model, roles
+from tools.architectures import MEANINGS
 
 # -- overrides ------------------------------------------------------------------------------------
 
@@ -206,5 +207,5 @@ def test_a_row_without_an_lr_factor_has_the_factor_1() -> None:
 
 def test_public_names() -> None:
     assert {"RECIPES", "Plan", "hidden", "param_groups", "plan", "views"} <= set(sodaopt.__all__)
-    assert set(PARENT) <= set(ROLES)
+    assert set(PARENT) <= set(ROLES) == set(MEANINGS)
     assert {role for recipe in RECIPES.values() for role in recipe} <= {*ROLES, "rest"}

@@ -8,7 +8,7 @@ changed.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -111,16 +111,26 @@ def _square(t: Tensor) -> Tensor:
 
 
 class Watched(Optimizer):
-    """An optimizer with diagnostics. A subclass overrides `_pulls`.
+    """An optimizer with diagnostics, `train` and `eval`. A subclass overrides `_pulls`.
 
+    _switch: lets the parameters hold the point of training, or the output.
     _is_watched: whether steps are measured. None: the hooks are not registered yet.
     _before: the weights and the pull of each parameter before this step.
     _sums: the sums of the last step, by parameter with a gradient.
     """
 
+    _switch: Callable[[bool], None]
     _is_watched: bool | None = None
     _before: dict[Tensor, tuple[Tensor, Pull]]
     _sums: Mapping[Tensor, Tensor] = MappingProxyType({})
+
+    def train(self) -> None:
+        """Let the parameters hold y, where gradients are taken."""
+        self._switch(True)
+
+    def eval(self) -> None:
+        """Let the parameters hold x, the method's output. Call train() before the next step()."""
+        self._switch(False)
 
     def _pulls(self) -> dict[Tensor, Pull]:
         """Return the pull of the coming step by parameter, for those that are pulled."""
@@ -145,9 +155,8 @@ class Watched(Optimizer):
         """Copy the weights before a step."""
         if self._is_watched:
             pulls = self._pulls()
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
+            for p in (p for group in self.param_groups for p in group["params"]):
+                self._before[p] = sharded.local(p).detach().clone(), pulls.get(p, Pull())
 
     @torch.no_grad()
     def _measure(self, *_: Any) -> None:

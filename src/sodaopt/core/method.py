@@ -70,18 +70,15 @@ class Method:
             )
         if self.centre not in CENTRES:
             raise ValueError(unknown("centre", self.centre, CENTRES))
-        self._check_full_step()
-        for slot, c in zip(Coefs._fields, self._coefs(), strict=True):
-            if not callable(c):
-                _check(slot, c, self.name)
-        schedules.check_memory(self._coefs())
-
-    def _check_full_step(self) -> None:
         if self.full_step and (self.centre == "last" or self.lam_bar != 0):
             raise ValueError(
                 f"{self.name}: full_step needs the centre 'origin' or 'init' and lam_bar = 0, got "
                 f"centre {self.centre!r} and lam_bar = {self.lam_bar!r}"
             )
+        for slot, c in zip(Coefs._fields, self._coefs(), strict=True):
+            if not callable(c):
+                _check(slot, c, self.name)
+        schedules.check_memory(self._coefs())
 
     @cached_property
     def memory(self) -> dict[str, float]:

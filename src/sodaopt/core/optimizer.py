@@ -250,28 +250,21 @@ class SODA(StatefulOptimizer):
                 s = self._current(p, method, first=True)
                 z0 = self.anchor.source(p, s["z0"]) if method.centre == "init" else None
                 ranks = None if method.geometry.elementwise else self._sharing.key(p)
-                step = self._chosen(ranks, method, p, s, z0)
+                step = next(step for step in STEPS if step.wants(ranks, method, p, s, z0))
+                if self.capturable and not step.capturable:
+                    raise validation.unreadable(validation.labels(self.param_groups)[p])
                 counts = tuple(float(s[name]) for name in ("step", *method.memory))
-                key = n, sharded.is_sharded(p), ranks, step, p.dtype, p.device, counts
+                key = n, ranks, step, sharded.is_sharded(p), p.dtype, p.device, counts
                 members.setdefault(key, []).append((p, s, j, z0))
-        return [self._bucket(found, *key[:4]) for key, found in members.items()]
+        return [self._bucket(found, *key[:3]) for key, found in members.items()]
 
-    def _chosen(self, ranks: Any, method: Method, p: Tensor, *rest: Any) -> Step:
-        """Return the implementation that steps p."""
-        step = next(step for step in STEPS if step.wants(ranks, method, p, *rest))
-        if self.capturable and not step.capturable:
-            raise validation.unreadable(validation.labels(self.param_groups)[p])
-        return step
-
-    def _bucket(
-        self, members: list[Any], n: int, is_sharded: bool, ranks: Any, step: Step
-    ) -> Bucket:
+    def _bucket(self, members: list[Any], n: int, ranks: Any, step: Step) -> Bucket:
         """Make a bucket of parameters of group n, and prepare its step.
 
         members: (parameter, state, index, z0) of each parameter.
         """
         params, states, indices, z0 = map(list, zip(*members, strict=True))
-        if is_sharded:
+        if is_sharded := sharded.is_sharded(params[0]):
             states = [{name: sharded.local(t) for name, t in s.items()} for s in states]
         group = self.param_groups[n]
         b = Bucket(

@@ -194,14 +194,6 @@ class StatefulOptimizer(Watched):
 
     # -- which point the parameters hold ------------------------------------------------------
 
-    def train(self) -> None:
-        """Let the parameters hold y, where gradients are taken."""
-        self._switch(True)
-
-    def eval(self) -> None:
-        """Let the parameters hold x, the method's output. step() needs train() again."""
-        self._switch(False)
-
     @torch.no_grad()
     def _switch(self, train: bool) -> None:
         for group in self.param_groups:

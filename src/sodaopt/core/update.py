@@ -57,7 +57,7 @@ class Bucket(Context):
     def read(self) -> None:
         """Set g from the gradients, unless it is set."""
         if not self.g:
-            self.g = [_cast(g, self.dtype) for g in self.gradients()]
+            self.g = [g if g.dtype == self.dtype else g.to(self.dtype) for g in self.gradients()]
             if self.group["maximize"]:
                 self.g = list(torch._foreach_neg(self.g))
 
@@ -69,7 +69,8 @@ class Bucket(Context):
     def points(self) -> list[Tensor]:
         """Return the parameters in the dtype of the sums, as copies if they have another dtype."""
         shards = [sharded.local(p) for p in self.params] if self.is_sharded else self.params
-        return [_cast(p, self.dtype) for p in shards]
+        same = self.params[0].dtype == self.dtype
+        return shards if same else [p.to(self.dtype) for p in shards]
 
     def write(self, y: list[Tensor]) -> None:
         """Round the points into 16-bit parameters. Other points are the parameters themselves."""
@@ -156,7 +157,3 @@ def average(b: Bucket, y: list[Tensor], u: list[Tensor]) -> None:
     if method._keeps_x and z is not y:
         torch._foreach_copy_(y, x)
         torch._foreach_lerp_(y, z, b.c.lam_bar)
-
-
-def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t if t.dtype == dtype else t.to(dtype)

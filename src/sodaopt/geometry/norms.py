@@ -35,19 +35,24 @@ def matrixwise(
 
 
 def _batch(X: list[Tensor]) -> Tensor:
-    """Join batches (n, o, i) into one.
+    """Join batches (n, o, i) into one, without a copy if they lie side by side in memory."""
+    if (joined := _beside(X)) is not None:
+        return joined
+    return torch.cat(X) if len(X) > 1 else X[0]
 
-    Single matrices at equal distances in one memory are joined without a copy. Matrices that other
-    ranks have sent lie there like this, and so do the experts that this rank has whole.
+
+def _beside(X: list[Tensor]) -> Tensor | None:
+    """Join single matrices at equal distances in one memory as a view, or return None.
+
+    Matrices that other ranks have sent lie there like this, and so do the experts that this rank
+    has whole.
     """
-    if len(X) == 1:
-        return X[0]
     first, begins = X[0], [x.storage_offset() for x in X]
-    step = begins[1] - begins[0]
+    step = begins[1] - begins[0] if len(X) > 1 else 0
     is_regular = step > 0 and begins == list(range(begins[0], begins[-1] + 1, step))
     if is_regular and all(len(x) == 1 and _is_beside(x, first) for x in X):
         return first.as_strided((len(X), *first.shape[1:]), (step, *first.stride()[1:]))
-    return torch.cat(X)
+    return None
 
 
 def _is_beside(x: Tensor, first: Tensor) -> bool:

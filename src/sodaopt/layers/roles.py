@@ -17,23 +17,6 @@ from sodaopt.core.method import Method
 from sodaopt.geometry.views import Frame, View, heads, matrix, transposed
 from sodaopt.layers.locations import Location, Locations, imported, is_projection
 
-ROLES = {
-    "embedding": "a table of tokens: a one-hot first layer",
-    "position": "any other table: positions, segments, relative biases",
-    "tied": "embedding and head in one parameter, treated as the last layer",
-    "head": "an output layer",
-    "hidden": "the matrix of a linear layer",
-    "conv": "a convolution kernel, also the first one of an image",
-    "depthwise": "a convolution kernel with one input channel for each group",
-    "experts": "a 3-D stack of matrices",
-    "router": "the scores that choose experts",
-    "lora_a": "the first factor of a low-rank adapter, d_in -> r",
-    "lora_b": "the second factor of a low-rank adapter, r -> d_out",
-    "norm": "the gain of a normalisation",
-    "bias": "a bias",
-    "scalar": "a single number",
-    "vector": "any other vector",
-}
 MATRICES = ("hidden", "conv", "experts", "router", "lora_a", "lora_b")
 """The paper's hidden layers. A depthwise kernel is not a matrix: each tap is diagonal."""
 
@@ -102,6 +85,8 @@ RULES: tuple[tuple[str, Match], ...] = (
     ("hidden", lambda at, use: is_projection(at.shape) and heads),
     ("experts", lambda at, use: at.stack()),
 )
+ROLES = tuple(dict.fromkeys(role for role, _ in RULES))
+"""Every role once. `docs/layers.md` has a table of their meanings."""
 
 
 def classify(at: Location, usage: "Usage") -> Choice:

@@ -12,7 +12,6 @@ from sodaopt.geometry import Ball, BiasRMS, Geometry, Norm, views
 from sodaopt.schedules import Coef
 
 COLUMNS = ("parameter", "", "shape", "role", "method", "geometry", "radius", "lr factor")
-RIGHT = (1, 6, 7)  # the columns of numbers, aligned right
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class Plan:
             name = tuple("#" if k.isdigit() and not full else k for k in row.name.split("."))
             shown = row.shape, row.role, row.method, row.lr_factor
             repeated.setdefault((name, shown), []).append(row)
-        head, *lines = aligned([COLUMNS, *map(_cells, repeated.values())], RIGHT)
+        head, *lines = aligned([COLUMNS, *map(_cells, repeated.values())], right=(1, 6, 7))
         rule = "-" * max(map(len, (head, *lines)))
         numbers = sum(row.parameter.numel() for row in self.rows)
         frozen = sum(row.parameter.numel() for row in self.rows if row.method is None)

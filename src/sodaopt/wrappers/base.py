@@ -172,14 +172,6 @@ class Wrapper(Watched, LiveOptimizer):
 
     # -- which point the parameters hold ------------------------------------------------------
 
-    def train(self) -> None:
-        """Let the parameters hold the point where gradients are taken."""
-        self._switch(True)
-
-    def eval(self) -> None:
-        """Let the parameters hold the method's output. Call train() before the next step()."""
-        self._switch(False)
-
     @torch.no_grad()
     def _switch(self, train: bool) -> None:
         mode = self._prefix + "train_mode"
