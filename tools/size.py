@@ -17,6 +17,7 @@ import io
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "sodaopt"
@@ -150,7 +151,8 @@ REPLACED = {
 NOT_COUNTED = ("lab", "theory")
 
 
-def code_lines(source: str) -> set[int]:
+@cache
+def code_lines(source: str) -> frozenset[int]:
     """The numbers of the lines that hold a token of code.
 
     A string that is a statement of its own is documentation, wherever it stands.
@@ -162,9 +164,10 @@ def code_lines(source: str) -> set[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
-    return lines
+    return frozenset(lines)
 
 
+@cache
 def definitions(source: str) -> dict[str, range]:
     """The lines of each function, class and method, decorators included, and of each constant and
     field, which is a name assigned in a module or a class.
@@ -212,7 +215,7 @@ def within(source: str, name: str) -> set[int]:
 
     name: "a+b" needs both a and b in the line.
     """
-    found = code_lines(source)
+    found = set(code_lines(source))
     for text in name.replace("'", '"').split("+"):
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
         found &= {token.start[0] for token in tokens if token.string == text}
@@ -252,7 +255,7 @@ def later(files: dict[str, str]) -> dict[str, dict[str, set[int]]]:
         for entry in entries:
             name, _, words = entry.partition(": ")
             wanted = [word for word in words.split() if not word.startswith("~")]
-            lines, known = code_lines(files[name]), definitions(files[name])
+            lines, known = set(code_lines(files[name])), definitions(files[name])
             named = {n for word in wanted for n in known[word.removeprefix("-")]}
             if words.startswith("-"):
                 lines -= named
