@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from torch.compiler import config as compiler
 
 from .model import Shape
 from .sinks import parse_sinks
@@ -121,7 +122,6 @@ def allow_recompilation() -> None:
     """Raise the number of compiled variants of one function that torch keeps.
 
     The trials of a sweep share compiled code, and each model shape and mode adds a variant. At the
-    limit, torch silently stops compiling. `torch._dynamo.config` is the documented place of the
-    limit, although its name is private. If it moves, see the page on `torch.compile` recompilation.
+    limit, torch silently stops compiling.
     """
-    torch._dynamo.config.recompile_limit = 64
+    compiler.recompile_limit = 64
