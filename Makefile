@@ -83,8 +83,8 @@ lint: $(STAMP)
 	.venv/bin/lint-imports --no-logo
 
 format: $(STAMP)
-	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
 
 types: $(STAMP)
 	$(PY) -m mypy
