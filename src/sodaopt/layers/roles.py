@@ -7,7 +7,7 @@ tables of tokens.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -123,21 +123,16 @@ def _is_norm(m: nn.Module) -> bool:
 class Usage:
     """The layers whose role depends on the whole model.
 
-    locations: all parameters.
     tables: the weights of embedding layers, also if another layer uses them too.
     heads: the weights of the output layers.
     tokens: the tables of tokens.
     notes: sentences about heads and tables of tokens that are inferred or unclear.
     """
 
-    locations: Locations
     tables: Locations
     heads: set[nn.Parameter]
     tokens: set[nn.Parameter] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
-
-    def names(self, parameters: Iterable[nn.Parameter]) -> str:
-        return ", ".join(self.locations[p][0].name for p in parameters)
 
 
 def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter]) -> Usage:
@@ -148,12 +143,12 @@ def find_usage(model: nn.Module, locations: Locations, heads: set[nn.Parameter])
     pretrained = imported("transformers.modeling_utils", "PreTrainedModel")
     models: list[Any] = [m for m in model.modules() if isinstance(m, pretrained)]
     tables = {p: ats for p, ats in locations.items() if any(at.is_table() for at in ats)}
-    usage = Usage(locations, tables, heads or _declared(models, locations))
+    usage = Usage(tables, heads or _declared(models, locations))
     if not heads:
         # A model that is its own base model has no head, unless it holds others: CLIP holds two.
         own = [m for m in models if sum(isinstance(c, pretrained) for c in m.modules()) == 1]
         bodies = {m.base_model for m in models if m.base_model is not m or m in own}
-        _infer_heads(usage, bodies)
+        _infer_heads(usage, locations, bodies)
     _find_tokens(usage)
     return usage
 
@@ -166,7 +161,7 @@ def _declared(models: list[Any], locations: Locations) -> set[nn.Parameter]:
     return {w for w in weights if w in locations and w.ndim == 2}
 
 
-def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
+def _infer_heads(usage: Usage, locations: Locations, bodies: set[nn.Module]) -> None:
     """Add tied layers, the layers that end in the model's output, and those parallel to a head.
 
     A linear layer with the shape of the largest table computes logits over the vocabulary. Another
@@ -177,20 +172,20 @@ def _infer_heads(usage: Usage, bodies: set[nn.Module]) -> None:
     """
     frames = {
         p: view(p.shape)
-        for p, ats in usage.locations.items()
+        for p, ats in locations.items()
         for at in ats
         if (view := at.linear() or at.kernel())
     }
-    single = {p: ats for p, ats in usage.locations.items() if _is_single(ats[0], bodies)}
+    single = {p: ats for p, ats in locations.items() if _is_single(ats[0], bodies)}
     vocabulary = max((p.shape for p in usage.tables), key=lambda s: s.numel(), default=None)
     known = usage.heads | usage.tables.keys() & frames.keys()
     heads = known or {p for p in single if p.shape == vocabulary}
     heads = heads | _unread(frames, single, {p.shape[1] for p in heads})
     heads = heads or {p for p in [*frames][-1:] if p in single}
-    inferred = [p for p in single if p in heads or _is_parallel(p, heads, usage.locations)]
+    inferred = [p for p in single if p in heads or _is_parallel(p, heads, locations)]
     usage.heads = heads.union(inferred)
-    if inferred := [p for p in inferred if p not in known]:
-        usage.notes.append(f"inferred heads: {usage.names(inferred)}")
+    if names := [single[p][0].name for p in inferred if p not in known]:
+        usage.notes.append(f"inferred heads: {', '.join(names)}")
     elif not heads:
         usage.notes.append("no head: the last layer is not linear, or part of a repeated block")
 
@@ -246,5 +241,5 @@ def _find_tokens(usage: Usage) -> None:
     heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
     usage.tokens = {p for p in tables if p.shape in heads} or set(tables)
     if len(shapes) > 1 and shapes.isdisjoint(heads):
-        names = usage.names(tables)
+        names = ", ".join(usage.tables[p][0].name for p in tables)
         usage.notes.append(f"{names}: unclear which one holds tokens, so all are embeddings")
