@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         return _fail(str(e))
+    except (ValueError, OSError) as e:  # wrong arguments or files, not a bug: no traceback
+        return _fail(str(e))
 
 
 def _main(args: list[str]) -> int:
@@ -68,7 +70,7 @@ def _main(args: list[str]) -> int:
         print(resolve_name(COMMANDS["env"][0])())
         return 0
     if args[0] not in COMMANDS:
-        return _fail(unknown("command", args[0], COMMANDS))
+        raise ValueError(unknown("command", args[0], COMMANDS))
     return _call(args[0], args[1:])
 
 
@@ -88,10 +90,6 @@ def _call(name: str, args: list[str]) -> int:
             return _fail(f"sodaopt {name} needs Linux or macOS ({e.name}): on Windows, use WSL. "
                          "The optimizers themselves run on Windows too")  # fmt: skip
         return _fail(f"sodaopt {name} needs {e.name}: pip install 'sodaopt[lab]'")
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as e:  # wrong arguments or files, not a bug: no traceback
-        return _fail(str(e))
 
 
 def _fail(message: str) -> int:
