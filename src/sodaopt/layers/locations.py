@@ -7,7 +7,7 @@ layer. Only shapes are read, never values.
 import re
 import sys
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import torch
@@ -54,13 +54,13 @@ class Location:
 
     def is_repeated(self) -> bool:
         """Whether the layer is in an attention, a list of blocks, or one of many similar blocks."""
-        for parent, child in zip(self.modules, self.modules[1:], strict=False):
-            if "attention" in type(parent).__name__.lower():
-                return True
+        parents = self.modules[:-1]
+        if any("attention" in type(m).__name__.lower() for m in parents):
+            return True
+        for parent, child in pairwise(parents):
             container = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
             similar = sum(type(m) is type(child) for m in parent.children())
-            in_list = isinstance(parent, nn.ModuleList) or similar > 2
-            if in_list and not container and child is not self.module:
+            if not container and (isinstance(parent, nn.ModuleList) or similar > 2):
                 return True
         return False
 
