@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,42 +58,28 @@ def step(opt: SODA, shared: Shared) -> None:
         )
     sharing = opt._sharing
     sharing.every = list(shared)
-    sharing.attempt(opt._check, lambda: None, doing="prepare")
-    fixed = sharing.attempt(partial(_fixed, opt, shared), dict[Any, str], doing="prepare")
-    buckets = sharing.attempt(opt._buckets, list[Bucket], doing="prepare")
+    prepare = partial(_prepare, opt, shared)
+    fixed, buckets, lrs = sharing.attempt(prepare, lambda: ({}, [], []), doing="prepare")
     steps = {j: b.k for b in buckets for j in b.indices}
-    lrs = sharing.attempt(
-        lambda: [float(group["lr"]) for group in opt.param_groups], list[float], doing="prepare"
-    )
 
     def numbers(ranks: Any) -> object:
         at = [steps.get(j, -1) for j, has_work in shared[ranks].items() if has_work]
         return fixed.get(ranks), lrs, at
 
     try:
-        _compare(opt, shared, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps))
+        _compare(opt, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps))
     except Failure as e:
         raise Refusal(str(e)) from e.__cause__
-    with _published(opt):
-        for b in buckets:
-            if b.ranks is None:
-                sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
-        _step_shared(opt, [b for b in buckets if b.ranks is not None])
-    _compare(opt, shared, lambda ranks: None, lambda ranks: [])
-    sharing.is_verified = True
-
-
-@contextmanager
-def _published(opt: SODA) -> Iterator[None]:
-    """Show an error that is raised in the block to the other ranks, which wait for this one."""
     try:
-        yield
+        _step_buckets(opt, buckets)
     except BaseException as e:
-        failure = opt._sharing.explained(e)
-        publish(opt._sharing.every, str(failure))
+        failure = sharing.explained(e)
+        publish(sharing.every, str(failure))  # the other ranks wait for this one
         if failure is e or not isinstance(e, Exception):
             raise
         raise failure from e
+    _compare(opt, lambda ranks: None, lambda ranks: [])
+    sharing.is_verified = True
 
 
 def _is_captured(opt: SODA) -> bool:
@@ -103,11 +88,15 @@ def _is_captured(opt: SODA) -> bool:
     return params[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def _prepare(opt: SODA, shared: Shared) -> tuple[dict[Any, str], list[Bucket], list[float]]:
+    """Return the texts that the ranks compare, by mesh, the buckets and the learning rates."""
+    opt._check()
+    fixed = _fixed(opt, shared)
+    return fixed, opt._buckets(), [float(group["lr"]) for group in opt.param_groups]
+
+
 def _compare(
-    opt: SODA,
-    shared: Shared,
-    summary: Callable[[Any], object],
-    describe: Callable[[Any], list[str]],
+    opt: SODA, summary: Callable[[Any], object], describe: Callable[[Any], list[str]]
 ) -> None:
     """Raise on every rank if one of them failed, or if their summaries differ.
 
@@ -123,11 +112,14 @@ def _compare(
         raise sharing.failure
 
 
-def _step_shared(opt: SODA, buckets: list[Bucket]) -> None:
-    """Take shared buckets through their stages. The last stage steps them."""
+def _step_buckets(opt: SODA, buckets: list[Bucket]) -> None:
+    """Step the buckets. Those that ranks share go through stages, and the last one steps them."""
     by_key: dict[Any, list[Bucket]] = {}
     for b in buckets:
-        by_key.setdefault(b.ranks, []).append(b)
+        if b.ranks is None:
+            opt._sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
+        else:
+            by_key.setdefault(b.ranks, []).append(b)
     for key in sorted(by_key, key=order):
         parts = _cut(opt, by_key[key])
         for stage, j in ordered([exchange.round for _, exchange in parts]):
@@ -178,8 +170,7 @@ def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:
     if opt._sharing.fixed[0] != (key, shared):
         texts = {ranks: "\n".join(_descriptions(opt, j)) for ranks, j in shared.items()}
         opt._sharing.fixed = (key, shared), texts
-    found: dict[Any, str] = opt._sharing.fixed[1]
-    return found
+    return opt._sharing.fixed[1]
 
 
 def _descriptions(

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sodaopt._errors import times
 from sodaopt.parallel import stages
 from sodaopt.parallel.agree import Failure, host, published, waiting
 from sodaopt.parallel.deal import deal
@@ -42,11 +41,10 @@ class Sharing:
     """
 
     is_verified: bool = False
-    fixed: Any = None, None
+    fixed: tuple[Any, dict[Any, str]] = None, {}
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
-        self.begin(lambda p: times(p.shape))
 
     def begin(self, label: Callable[[Tensor], str]) -> None:
         """Begin a step. At its end the ranks compare their failures."""
