@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, inputs
 from sodaopt.core.validation import labels
-from sodaopt.parallel.agree import Failure, Refusal, agree, order, partners, passes, publish
+from sodaopt.parallel.agree import Failure, Refusal, agree, order, passes, publish
 from sodaopt.parallel.exchange import Shards, is_on_mesh
 from sodaopt.parallel.order import ordered
 from sodaopt.parallel.stages import Exchange
@@ -40,7 +40,7 @@ def shared(opt: SODA) -> Shared:
                 if has_work or is_on_mesh(p):
                     key = sharing.attempt(partial(sharing.key, p), lambda: None, doing="prepare")
                     if key is not None:
-                        found.setdefault(partners(key), {})[j] = has_work
+                        found.setdefault(key[0], {})[j] = has_work
         index += len(group["params"])
     if not found:
         sharing.is_verified = True
@@ -120,7 +120,7 @@ def _step_buckets(opt: SODA, buckets: list[Bucket]) -> None:
             opt._sharing.attempt(partial(opt._step_bucket, b), lambda: None, b.params)
         else:
             by_key.setdefault(b.ranks, []).append(b)
-    for key in sorted(by_key, key=order):
+    for key in sorted(by_key, key=lambda key: order(*key)):
         parts = _cut(opt, by_key[key])
         for stage, j in ordered([exchange.round for _, exchange in parts]):
             b, exchange = parts[j]

@@ -44,11 +44,6 @@ class Refusal(Failure):
     """A failure before the step: no rank has changed a parameter."""
 
 
-def partners(key: Any) -> Any:
-    """The mesh or the process group of a `Sharing.key`."""
-    return key[0] if isinstance(key, tuple) else key
-
-
 @lru_cache(maxsize=64)
 def members(ranks: Any) -> list[int]:
     """The ranks of a mesh or process group in ascending order."""
@@ -58,12 +53,11 @@ def members(ranks: Any) -> list[int]:
     return sorted(ranks.mesh.flatten().tolist() if is_mesh else dist.get_process_group_ranks(ranks))
 
 
-def order(key: Any) -> Any:
+def order(ranks: Any, replicated: tuple[bool, ...] = ()) -> Any:
     """A number for sorting meshes, process groups and `Sharing.key`, alike on all their ranks.
 
     All ranks compare and exchange in this order, whatever the order of their parameters is.
     """
-    ranks, replicated = key if isinstance(key, tuple) else (key, ())
     names = tuple(getattr(ranks, "mesh_dim_names", None) or ())
     shape = tuple(getattr(ranks, "shape", ()))
     return len(members(ranks)), members(ranks), shape, names, replicated

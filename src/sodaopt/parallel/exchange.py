@@ -96,7 +96,8 @@ class Sharing:
         return failure
 
     def key(self, p: Any) -> Any:
-        """Return a key of the ranks that share p, and of its replicas among them.
+        """Return the mesh or process group of the ranks that share p, and for each dimension of the
+        mesh whether it replicates p.
 
         None: p is not shared. Parameters with the same key have the same `Grid`.
         """
@@ -107,7 +108,7 @@ class Sharing:
                     "of the optimizer"
                 )
             return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
-        return self.process_group
+        return None if self.process_group is None else (self.process_group, ())
 
 
 class Shards:
