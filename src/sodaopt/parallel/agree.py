@@ -130,12 +130,12 @@ class Host:
             if not self.store.check([f"alone {self.count}"]):  # the first error is the cause
                 self.store.set(f"alone {self.count}", text)
 
-    def published(self) -> str:
-        """Return the error of a rank that raised alone since the last comparison, or ""."""
+    def published(self) -> Failure | None:
+        """Return the error of a rank that raised alone since the last comparison."""
         with suppress(RuntimeError):
             if self.store.check([f"alone {self.count}"]):
-                return str(self.store.get(f"alone {self.count}").decode())
-        return ""
+                return Failure(self.store.get(f"alone {self.count}").decode())
+        return None
 
 
 HOSTS: dict[Any, Host] = {}
@@ -159,9 +159,8 @@ def published(every: Iterable[Any]) -> Failure | None:
     """Return the error of a rank of these meshes and process groups that raised alone."""
     import torch.distributed as dist
 
-    hosts = [host(ranks, dist.group.WORLD) for ranks in every]
-    text = next(filter(None, (it.published() for it in hosts)), "")
-    return Failure(text) if text else None
+    found = (host(ranks, dist.group.WORLD).published() for ranks in every)
+    return next(filter(None, found), None)
 
 
 @contextmanager
@@ -204,7 +203,7 @@ def agree(
             it.store.set(f"{it.count} {rank}", json.dumps([error, describe()]))
         found = [json.loads(it.store.get(f"{it.count} {r}")) for r in shown]
     except RuntimeError as e:
-        raise published([ranks]) or RuntimeError(ABSENT) from e
+        raise it.published() or RuntimeError(ABSENT) from e
     it.count += 1
     raise Failure(_message(shown, found)) from failure
 
