@@ -79,16 +79,15 @@ class Exchange:
     def send(self) -> None:
         """Start to send the pieces of the matrices to their owners, unless the owners have them."""
         if self.round.travels:
-            self._all_to_all(
-                self._message(self._own, [self._scaled()]), self._own, self.round.made_of
-            )
+            packed = self._message(self._own, self._scaled())
+            self._all_to_all(packed, self._own, self.round.made_of)
 
     def compute(self) -> None:
         """Compute this rank's matrices, and start to send the results back."""
         has_stream = self.shards.replica_group is not None and self.shards.device.type == "cuda"
         stream = _products_stream(self.shards.device) if has_stream else None
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            packed = self._message(self.round.made_of, [self._mapped(self._matrices())])
+            packed = self._message(self.round.made_of, self._mapped(self._matrices()))
             works = [stream.record_event()] if stream is not None else []
             self.arriving = lambda: self._waited(works, packed, packed)
             if self.round.travels:
@@ -183,19 +182,15 @@ class Exchange:
 
         return self.shards.sharing.attempt(mapped, zeros, params)
 
-    def _message(self, pieces: list[Piece], tensors: list[list[Tensor]]) -> Tensor:
-        """Pack the pieces of some tensors. The message is zeros if this raises an error.
-
-        tensors: a list that has the list of tensors. It is emptied, which frees them early.
-        """
+    def _message(self, pieces: list[Piece], tensors: list[Tensor]) -> Tensor:
+        """Pack the pieces of some tensors. The message is zeros if this raises an error."""
 
         def zeros() -> Tensor:
+            tensors.clear()  # free them first, because the error may be a lack of memory
             n, dtype = sum(self._sizes(pieces)), self._message_dtype
             return torch.zeros(n, dtype=dtype, device=self.shards.device)
 
-        def packed() -> Tensor:
-            return self._packed(pieces, tensors.pop())
-
+        packed = partial(self._packed, pieces, tensors)
         return self.shards.sharing.attempt(packed, zeros, self.shards.params)
 
     def _packed(self, pieces: list[Piece], tensors: Sequence[Tensor]) -> Tensor:
