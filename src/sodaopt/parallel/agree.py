@@ -141,13 +141,12 @@ class Host:
 HOSTS: dict[Any, Host] = {}
 
 
-@lru_cache(maxsize=64)
-def host(ranks: Any, world: Any) -> Host:
-    """The `Host` of a mesh or process group. All its ranks make it together.
+def host(ranks: Any) -> Host:
+    """The `Host` of a mesh or process group. All its ranks make it together."""
+    import torch.distributed as dist
 
-    world: the default group. After a restart of torch.distributed within the process, hosts must be
-    made again.
-    """
+    # the default group is a part of the key, because a restart of torch.distributed ends all hosts
+    world: Any = dist.group.WORLD
     group, every = world if hasattr(ranks, "mesh") else ranks, members(ranks)
     key = world, group.group_name, tuple(every), tuple(_factors(len(every)))
     if key not in HOSTS:  # meshes of the same ranks have one host
@@ -157,9 +156,7 @@ def host(ranks: Any, world: Any) -> Host:
 
 def published(every: Iterable[Any]) -> Failure | None:
     """Return the error of a rank of these meshes and process groups that raised alone."""
-    import torch.distributed as dist
-
-    found = (host(ranks, dist.group.WORLD).published() for ranks in every)
+    found = (host(ranks).published() for ranks in every)
     return next(filter(None, found), None)
 
 
@@ -190,7 +187,7 @@ def agree(
     text = repr((summary, error))
     number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
     try:
-        it = host(ranks, dist.group.WORLD)
+        it = host(ranks)
     except RuntimeError as e:
         raise RuntimeError(ABSENT) from e
     try:
@@ -224,10 +221,8 @@ def _message(ranks: list[int], found: list[tuple[str, list[str]]]) -> str:
 
 def publish(every: Iterable[Any], text: str) -> None:
     """Show the error of this rank to all ranks of these meshes and process groups."""
-    import torch.distributed as dist
-
     for ranks in every:
-        host(ranks, dist.group.WORLD).publish(text)
+        host(ranks).publish(text)
 
 
 def _factors(n: int) -> list[int]:

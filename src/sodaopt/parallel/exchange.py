@@ -260,6 +260,6 @@ def _join_as_many_groups(mesh: Any) -> None:
     import torch.distributed as dist
 
     count = len(dist.distributed_c10d._world.pg_names)
-    (most,) = host(mesh, dist.group.WORLD).least(-count)
+    (most,) = host(mesh).least(-count)
     for _ in range(-most - count):
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
