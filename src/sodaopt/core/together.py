@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from sodaopt.core.update import Bucket, dual_average, inputs
 from sodaopt.core.validation import labels
@@ -146,17 +145,10 @@ def _cut(opt: SODA, buckets: list[Bucket]) -> list[tuple[Bucket, Exchange]]:
         part, geometry = Shards(opt._sharing, own["params"]), b.method.geometry
         shards = part if geometry.exchanges else None
         b = replace(b, shards=shards, **own)
-        steps = partial(_tensors, b), partial(opt._step_bucket, b)
+        steps = partial(inputs, b), partial(opt._step_bucket, b)
         is_alone = round_.kind.has_tasks and not geometry.reads_m_bar
         found.append((b, Exchange(part, round_, geometry.mapped, *steps, b.dtype, is_alone)))
     return found
-
-
-def _tensors(b: Bucket) -> list[Tensor]:
-    """Return the tensors whose matrices travel. Free copies of gradients before they do."""
-    tensors = inputs(b)
-    b.release()
-    return tensors
 
 
 def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:

@@ -113,8 +113,10 @@ def optimism(b: Bucket) -> list[Tensor]:
 
 
 def inputs(b: Bucket) -> list[Tensor]:
-    """Return this rank's shards of the tensors whose matrices are each mapped by one rank."""
-    return b.method.geometry.tensors(optimism(b), b)
+    """Return this rank's shards of the tensors whose matrices travel. Free copies of gradients."""
+    tensors = b.method.geometry.tensors(optimism(b), b)
+    b.release()
+    return tensors
 
 
 def mirror(b: Bucket) -> list[Tensor]:
