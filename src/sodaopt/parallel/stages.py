@@ -108,13 +108,11 @@ class Exchange:
 
     def finish(self) -> None:
         """Step the parameters with the results: this rank's shards of the mapped tensors."""
-        arrived = list(self._arrived())
+        finish = partial(self._finish, list(self._arrived()))
         if self.is_alone:
-            self.shards.sharing.attempt(
-                partial(self._finish, arrived), lambda: None, self.shards.params
-            )
+            self.shards.sharing.attempt(finish, lambda: None, self.shards.params)
         else:
-            self._finish(arrived)
+            finish()
         self.shards.results = None
 
     def _finish(self, arrived: list[Tensor]) -> None:
@@ -289,7 +287,7 @@ def _unpacked(
     # Copies share one tensor, so that matrices of one shape are a batch. Each is aligned like a
     # tensor of its own, because the rounding of products depends on it.
     copied = [-(-n // ALIGNED) * ALIGNED for n in copied]
-    copies = iter(torch.split(packed[0].new_empty(sum(copied)), copied) if copied else ())
+    copies = iter(torch.split(packed[0].new_empty(sum(copied)), copied))
     for pieces, shape in places:
         if is_in_order(pieces, shape):
             r, begin, _ = pieces[0]
