@@ -71,7 +71,7 @@ def _owners(grid: Grid, params: tuple[Param, ...]) -> list[list[int]]:
             else:
                 left.append((j, n, task))
     for j, n, task in left:
-        is_near = balance.least(task.holder) == balance.least(None)
+        is_near = balance.first(task.holder)[0] == balance.first(None)[0]
         found[j][n] = balance.add(task.flops, task.holder if is_near else None)
     return found
 
@@ -90,14 +90,13 @@ class Balance:
 
     def add(self, flops: int, s: int | None) -> int:
         """Add work to the least busy rank with shard s, or of all ranks if s is None. Return it."""
-        self.least(s)
-        owner = self.heaps[s][0][1]
+        _, owner = self.first(s)
         self.work[owner] += flops
         return owner
 
-    def least(self, s: int | None) -> int:
-        """Return the least work of a rank with shard s, or of any rank if s is None."""
+    def first(self, s: int | None) -> tuple[int, int]:
+        """Return (work, rank) of the least busy rank with shard s, or of all ranks if s is None."""
         heap = self.heaps[s]
         while heap[0][0] != self.work[heap[0][1]]:  # work was added through another heap
             heapreplace(heap, (self.work[heap[0][1]], heap[0][1]))
-        return heap[0][0]
+        return heap[0]
