@@ -170,8 +170,7 @@ class Shards:
             view.view(shape)[self._own(j, dims[j])]
             for j, (view, shape) in enumerate(zip(torch.split(flat, sizes), shapes, strict=True))
         ]
-        for mine, part in zip(own, parts, strict=True):
-            mine.copy_(part)
+        torch._foreach_copy_(own, parts)
         with waiting():
             dist.all_reduce(flat, group=self.shard_group)
         return [mine.to(part) for mine, part in zip(own, parts, strict=True)]
