@@ -124,12 +124,7 @@ def check_writer(wrapper: Any, groups: list[dict[str, Any]]) -> None:
                 f"the state to load has no {', '.join(missing)}, which {type(base).__name__} "
                 "needs: it was written by another optimizer"
             )
-    _check_sizes(groups, base.param_groups)
-
-
-def _check_sizes(*groups: list[dict[str, Any]]) -> None:
-    """Raise if the groups to load do not have as many parameters as the optimizer's."""
-    theirs, ours = ([len(g["params"]) for g in gs] for gs in groups)
+    theirs, ours = ([len(g["params"]) for g in gs] for gs in (groups, base.param_groups))
     if theirs != ours:
         raise ValueError(
             f"the state to load has groups of {theirs} parameters, and the optimizer has {ours}: "
