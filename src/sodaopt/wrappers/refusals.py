@@ -59,20 +59,6 @@ def check_only(only: Any) -> None:
 
 
 @contextmanager
-def explained(decay: Any) -> Iterator[None]:
-    """Replace a TypeError of evaluating the decay by one that says how to write a decay.
-
-    `decay=schedules.over` can be called with (k, lr), but it returns a schedule, not a number.
-    """
-    try:
-        yield
-    except TypeError as e:
-        raise TypeError(
-            f"decay must be a number or a function such as schedules.coupled(), got {decay!r}"
-        ) from e
-
-
-@contextmanager
 def unchanged(base: Optimizer) -> Iterator[None]:
     """Leave the groups and the defaults of a base as they were if it is refused.
 

@@ -72,10 +72,14 @@ class SODAWrapper(Wrapper):
         self.only = only if only is None or callable(only) else _listed(base, only)
         if not any(self._selected(group["params"]) for group in base.param_groups):
             raise ValueError("only= selects no parameter of the base optimizer: select some")
-        with refusals.explained(decay):  # raise now if lam is out of range
+        try:  # raise now if lam is out of range
             for group in base.param_groups:
                 first = self._group_keys() | group | {"soda_k": self.start}
                 self._lam(first, self._memory(first))
+        except TypeError as e:  # decay=schedules.over, say, returns a schedule and not a number
+            raise TypeError(
+                f"decay must be a number or a function such as schedules.coupled(), got {decay!r}"
+            ) from e
         with refusals.unchanged(base):
             for group in base.param_groups:
                 group["soda_only"] = self._selected(group["params"])
