@@ -79,11 +79,10 @@ def _operations(xs: Sequence[Tensor], z0s: Sequence[Source]) -> Iterator[Operati
     for x, z0 in zip(xs, z0s, strict=True):
         if x.is_meta:
             continue
-        choice = _choose(x, z0)
-        if choice is None:
-            yield from _slices(x, z0)
-        else:
+        if choice := _choose(x, z0):
             calls.setdefault(choice, []).append((x, z0))
+        else:
+            yield from _slices(x, z0)
     for (pull, _), pairs in calls.items():
         yield pull, [x for x, _ in pairs], [z0 for _, z0 in pairs]
 
