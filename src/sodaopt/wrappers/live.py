@@ -198,7 +198,9 @@ class LiveOptimizer(Optimizer):
         default weight decay of base_class is replaced by 0.
 
         base_class: a class of optimizers.
-        options: keyword arguments of the wrapper, hashable.
+        options: keyword arguments of the wrapper.
         """
-        form: Any = cls, base_class, refusals.hashable(cls, options)
+        # equal options give the same class, so they must be hashable
+        given = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+        form: Any = cls, base_class, tuple(sorted(given.items()))
         return class_form(*form)  # type: ignore[no-any-return]

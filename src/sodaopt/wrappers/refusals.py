@@ -76,22 +76,6 @@ def unchanged(base: Optimizer) -> Iterator[None]:
         raise
 
 
-def hashable(wrapper: type, options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Return the options of a wrapper's class form in order, or raise if one is not hashable.
-
-    Equal options give the same class, which is kept.
-    """
-    for name, value in options.items():
-        try:
-            hash(value)
-        except TypeError:
-            raise TypeError(
-                f"{wrapper.__name__}.of(..., {name}=...) got a {type(value).__name__}, which is "
-                "not hashable: pass a function, such as only=lambda p: p.ndim == 2, or a tuple"
-            ) from None
-    return tuple(sorted(options.items()))
-
-
 # -- loading --------------------------------------------------------------------------------------
 
 
