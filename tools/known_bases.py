@@ -26,7 +26,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from sodaopt.wrappers.known_bases import DECAYS
+from sodaopt.wrappers.known_bases import DECAYS, NON_READERS
 
 PACKAGES = ("torch.optim", "pytorch_optimizer", "lion_pytorch", "muon", "schedulefree")
 SHAPES = ((6, 4), (4, 4))
@@ -152,7 +152,7 @@ def verdict(cls: type[Optimizer], steps: int = 50) -> str:
             gap = algorithm_1(wrapped, ours, plain, theirs, steps)
         except Exception as e:
             return f"not run: {_short(e)}"
-        return f"{'delta' if wrapped._reads_weights else 'pull first'} {gap:.1e}"
+        return f"{'pull first' if name(cls) in NON_READERS else 'delta'} {gap:.1e}"
 
 
 def algorithm_1(

@@ -102,11 +102,6 @@ class SODAWrapper(Wrapper):
             if group["soda_only"]:
                 _check_decay(self.base, group, j)
 
-    @property
-    def _reads_weights(self) -> bool:
-        """Whether the base's update may depend on the weights, apart from a weight decay."""
-        return f"{type(self.base).__module__}.{type(self.base).__qualname__}" not in NON_READERS
-
     def _coef(self) -> schedules.Coef:
         return self.decay
 
@@ -137,7 +132,8 @@ class SODAWrapper(Wrapper):
 
     def _pull(self, xs: list[Tensor], z0: list[anchors.Source], lam: float) -> Generator[None]:
         """Pull the points before the base steps, or compute the pull and add it afterwards."""
-        if self._reads_weights or lam == 1:  # the base must see x, or the pull has no inverse
+        name = f"{type(self.base).__module__}.{type(self.base).__qualname__}"
+        if name not in NON_READERS or lam == 1:  # the base may read x, or the pull has no inverse
             pulls = [x.clone() for x in xs]
             anchors.pull_(pulls, z0, lam)
             torch._foreach_sub_(pulls, xs)
