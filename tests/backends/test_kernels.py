@@ -39,8 +39,7 @@ TYPES = {  # types of the kernels' arguments that are not constants
 }  # fmt: skip
 CONSTANTS = {
     "MAP": "diagonal", "CENTRE": "tensor", "MOMENTUM": True, "OPTIMISM": True, "HAS_C": True,
-    "IS_SQUARE": False, "CHUNK": 4096, "BLOCK": 128, "DEPTH": 64, "TILE": 64, "KIND": "normal",
-    "EDGE": 0.95, "ROOT2": 1.41, "TURN": 6.28,
+    "IS_SQUARE": False, "BLOCK": 128, "DEPTH": 64, "KIND": "normal",
 }  # fmt: skip
 KERNELS = (
     "elementwise.step", "spectral._average", "spectral._normalise", "spectral._finish",

@@ -201,8 +201,7 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
     from sodaopt.backends.triton import elementwise, tables
 
     chunks = tables.chunks(tuple(table.offsets[:, 5].tolist()), table.device)
-    sizes = {"CHUNK": tables.CHUNK, "BLOCK": elementwise.BLOCK}
-    launch = tables.Launch(elementwise.step, table.device, constants | sizes)
+    launch = tables.Launch(elementwise.step, table.device, constants)
 
     def run(numbers: Tensor) -> None:
         launch((len(chunks), 1, 1), table.is_aligned, chunks, table.rows, numbers)

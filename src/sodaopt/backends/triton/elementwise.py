@@ -5,9 +5,9 @@ import triton.language as tl
 
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.rounding import rounded, step_key
-from sodaopt.backends.triton.tables import COLUMNS, chunk, constant, number, pointer, scale
+from sodaopt.backends.triton.tables import CHUNK, COLUMNS, chunk, constant, number, pointer, scale
 
-BLOCK = 1024
+BLOCK = tl.constexpr(1024)
 """Elements that a program handles at a time."""
 
 
@@ -15,12 +15,11 @@ BLOCK = 1024
 def step(
     chunks, rows, numbers,
     MAP: tl.constexpr, CENTRE: tl.constexpr, MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr,
-    P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
-    row, first, n = chunk(chunks, rows, COLUMNS, 5, ALIGNED, CHUNK)
+    row, first, n = chunk(chunks, rows, COLUMNS, 5, ALIGNED)
     alpha, alpha_bar, lam = number(numbers, 0), number(numbers, 1), number(numbers, 2)
     rate, eps, factor_of_g = number(numbers, 4), number(numbers, 5), number(numbers, 7)
     width = scale(row, numbers)

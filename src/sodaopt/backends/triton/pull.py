@@ -4,18 +4,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, pointer
+from sodaopt.backends.triton.tables import CHUNK, DTYPES, address, chunk, launch, pointer
 
-BLOCK = 2048
+BLOCK = tl.constexpr(2048)
 """Elements that a program handles at a time."""
 
 
 @triton.jit
-def _pull(
-    chunks, rows, lam, Z: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row, first, n = chunk(chunks, rows, 3, 2, ALIGNED, CHUNK)
+def _pull(chunks, rows, lam, Z: tl.constexpr, ALIGNED: tl.constexpr):
+    row, first, n = chunk(chunks, rows, 3, 2, ALIGNED)
     x_ptr = pointer(row, 0, tl.float32, ALIGNED) + first
     z_ptr = pointer(row, 1, Z, ALIGNED) + first
     for begin in range(0, CHUNK, BLOCK):
@@ -38,4 +35,4 @@ def lerp(x, z, lam):
 def pull_(xs: list[Tensor], zs: list[Tensor], lam: float) -> None:
     """Pull each fp32 x toward its z. All are contiguous on one device, and all z share a dtype."""
     rows = tuple((address(x), address(z), x.numel()) for x, z in zip(xs, zs, strict=True))
-    launch(_pull, rows, xs, lam, Z=DTYPES[zs[0].dtype], BLOCK=BLOCK)
+    launch(_pull, rows, xs, lam, Z=DTYPES[zs[0].dtype])

@@ -4,18 +4,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, pointer
+from sodaopt.backends.triton.tables import CHUNK, DTYPES, address, chunk, launch, pointer
 
-BLOCK = 1024
+BLOCK = tl.constexpr(1024)
 """Elements that a program handles at a time."""
 
 
 @triton.jit(do_not_specialize=["step"])
-def _write(
-    chunks, rows, step, P: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row, first, n = chunk(chunks, rows, 5, 2, ALIGNED, CHUNK)
+def _write(chunks, rows, step, P: tl.constexpr, ALIGNED: tl.constexpr):
+    row, first, n = chunk(chunks, rows, 5, 2, ALIGNED)
     x_ptr = pointer(row, 0, tl.float32, ALIGNED) + first
     p_ptr = pointer(row, 1, P, ALIGNED) + first
     start = (tl.load(row + 3) + first).to(tl.uint32)
@@ -65,4 +62,4 @@ def write_(members: list[tuple[Tensor, Tensor, int, int]], step: int) -> None:
     """
     ps = [p for p, *_ in members]
     rows = tuple((address(x), address(p), x.numel(), *numbers) for p, x, *numbers in members)
-    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype], BLOCK=BLOCK)
+    launch(_write, rows, ps, step, P=DTYPES[ps[0].dtype])

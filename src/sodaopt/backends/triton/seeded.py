@@ -16,19 +16,21 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from sodaopt.backends.triton.pull import lerp
-from sodaopt.backends.triton.tables import DTYPES, address, chunk, launch, pointer
+from sodaopt.backends.triton.tables import CHUNK, DTYPES, address, chunk, launch, pointer
 
-BLOCK = 256
+BLOCK = tl.constexpr(256)
 """Philox blocks of four words each that a program makes at a time."""
+EDGE = tl.constexpr(math.erf(2 / math.sqrt(2)))
+"""The probability of a normal number within two standard deviations."""
+ROOT2 = tl.constexpr(math.sqrt(2))
+TURN = tl.constexpr(2 * math.pi)
 
 
 @triton.jit
 def _pull(
-    chunks, rows, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr,
-    ALIGNED: tl.constexpr, EDGE: tl.constexpr, ROOT2: tl.constexpr, TURN: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row, first, n = chunk(chunks, rows, 7, 2, ALIGNED, CHUNK)
+    chunks, rows, lam, KIND: tl.constexpr, X: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr
+):
+    row, first, n = chunk(chunks, rows, 7, 2, ALIGNED)
     x_ptr = pointer(row, 0, X, ALIGNED) + first
     start = tl.load(row + 3) + first
     stream, key, numbers = tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
@@ -54,7 +56,7 @@ def _pull(
         even, odd = tl.interleave(w0, w2), tl.interleave(w1, w3)
         if KIND == "normal":
             r = tl.sqrt_rn(-2 * libdevice.log1p(-_fraction(even)))
-            z = a + b * r * libdevice.cos(TURN * _fraction(odd))
+            z = a + b * r * libdevice.cos(_fraction(odd) * TURN)
         else:
             w = tl.interleave(even, odd)
             if KIND == "between":
@@ -91,11 +93,8 @@ def pull_(
         (address(x), 4 * start, x.numel(), start, s.stream, s.seed, _pair(s.init.a, s.init.spread))
         for x, s, start in zip(xs, specs, starts, strict=True)
     )
-    launch(
-        _pull, rows, xs, lam, KIND=specs[0].init.kind, X=DTYPES[xs[0].dtype], P=DTYPES[dtype],
-        EDGE=math.erf(2 / math.sqrt(2)), ROOT2=math.sqrt(2), TURN=2 * math.pi, BLOCK=BLOCK,
-        enable_fp_fusion=False,
-    )  # fmt: skip
+    kind, X, P = specs[0].init.kind, DTYPES[xs[0].dtype], DTYPES[dtype]
+    launch(_pull, rows, xs, lam, KIND=kind, X=X, P=P, enable_fp_fusion=False)
 
 
 def _pair(a: float, b: float) -> int:

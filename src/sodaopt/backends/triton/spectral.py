@@ -19,11 +19,11 @@ from sodaopt.backends.triton.elementwise import dual_average, pulled, rounding_k
 from sodaopt.backends.triton.pull import lerp
 from sodaopt.backends.triton.tables import COLUMNS, Launch, Table, constant, number, pointer, scale
 
-TILE = 64
+TILE = tl.constexpr(64)
 
 
 @triton.jit
-def _tile(row, short, long, ALIGNED: tl.constexpr, TILE: tl.constexpr):
+def _tile(row, short, long, ALIGNED: tl.constexpr):
     """The rows and columns of this program's tile, the offsets of its elements, which of them are
     inside of the matrix, and whether its long side is stored first.
 
@@ -45,12 +45,11 @@ def _tile(row, short, long, ALIGNED: tl.constexpr, TILE: tl.constexpr):
 def _average(
     rows, squares, numbers, short, long,
     MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, ALIGNED: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
     row = rows + tl.program_id(1) * COLUMNS
-    _r, _c, at, inside, _is_turned = _tile(row, short, long, ALIGNED, TILE)
+    _r, _c, at, inside, _is_turned = _tile(row, short, long, ALIGNED)
     g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside, other=0).to(tl.float32)
     g = g * number(numbers, 7)
     m_ptr = pointer(row, 1, tl.float32, ALIGNED) + at
@@ -65,11 +64,10 @@ def _average(
 def _normalise(
     rows, squares, numbers, X, first, safety, smallest, short, long,
     MOMENTUM: tl.constexpr, OPTIMISM: tl.constexpr, G: tl.constexpr, ALIGNED: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
-    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
+    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED)
     # the compiler removes loads that are not used
     g = tl.load(pointer(row, 4, G, ALIGNED) + at, inside).to(tl.float32) * number(numbers, 7)
     d = g
@@ -91,13 +89,12 @@ def _normalise(
 def _finish(
     rows, U, numbers, first, short, long,
     CENTRE: tl.constexpr, P: tl.constexpr, Z: tl.constexpr, ALIGNED: tl.constexpr,
-    TILE: tl.constexpr,
 ):  # fmt: skip
     if tl.load(numbers + 8) != 0:
         return
     n = tl.program_id(1)
     row = rows + (first + n) * COLUMNS
-    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED, TILE)
+    r, c, at, inside, is_turned = _tile(row, short, long, ALIGNED)
     U += n.to(tl.int64) * short * long
     if is_turned:
         u = tl.trans(tl.load(U + c[:, None] * long + r[None, :], tl.trans(inside)))
@@ -123,9 +120,8 @@ class Matrices:
     ) -> None:  # fmt: skip
         self.dtype, self.safety, self.smallest = dtype, safety, smallest
         self.table, self.device, self.short, self.long = table, table.device, short, long
-        self.n, self.tiles = len(table.owners), -(-short // TILE) * -(-long // TILE)
-        self.fills = not (short % TILE or long % TILE)
-        constants = constants | {"TILE": TILE}
+        self.n, self.tiles = len(table.owners), -(-short // TILE.value) * -(-long // TILE.value)
+        self.fills = not (short % TILE.value or long % TILE.value)
         kernels = _average, _normalise, _finish
         launches = (Launch(kernel, self.device, constants) for kernel in kernels)
         self.average, self.normalise, self.finish = launches

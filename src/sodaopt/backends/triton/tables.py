@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-CHUNK = 1 << 12
+CHUNK = tl.constexpr(1 << 12)
 """Elements that one program of an elementwise kernel handles."""
 COLUMNS = tl.constexpr(11)
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -124,10 +124,7 @@ def constant(row):
 
 
 @triton.jit
-def chunk(
-    chunks, rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
+def chunk(chunks, rows, COLUMNS: tl.constexpr, SIZE: tl.constexpr, ALIGNED: tl.constexpr):
     """This program's row, the first element of its chunk, and the number of elements.
 
     SIZE: the column with the number of elements of the tensor.
@@ -158,8 +155,7 @@ def launch(kernel: Any, rows: Rows, written: list[Tensor], *args: Any, **constan
             if some:
                 programs = chunks(tuple(row[2] for row in some), device)
                 columns = _on_device(device, _columns, some)
-                options = constants | {"ALIGNED": is_aligned, "CHUNK": CHUNK}
-                kernel[(len(programs),)](programs, columns, *args, **options)
+                kernel[(len(programs),)](programs, columns, *args, ALIGNED=is_aligned, **constants)
     torch.autograd.graph.increment_version(written)
 
 
@@ -177,7 +173,7 @@ def address(t: Tensor) -> int:
 
 
 def _chunks(sizes: tuple[int, ...]) -> Tensor:
-    pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK))]
+    pairs = [(j, k) for j, n in enumerate(sizes) for k in range(-(-n // CHUNK.value))]
     return torch.tensor(pairs, dtype=torch.int32, device="cpu").view(-1, 2)
 
 
