@@ -28,7 +28,7 @@ def step(
     v_ptr = pointer(row, 2, tl.float32, ALIGNED) + first
     z_ptr = pointer(row, 3, Z, ALIGNED) + first
     g_ptr = pointer(row, 4, G, ALIGNED) + first
-    z, key = constant(row), rounding_key(row, numbers, P)
+    z, key = constant(row), rounding_key(row, numbers)
     start = (tl.load(row + 6) + first).to(tl.uint32)
     for begin in range(0, CHUNK, BLOCK):
         at = begin + tl.arange(0, BLOCK)
@@ -79,12 +79,9 @@ def pulled(p_ptr, z_ptr, z, inside, lam, CENTRE: tl.constexpr):
 
 
 @triton.jit
-def rounding_key(row, numbers, P: tl.constexpr):
-    """The rounding key of this step, or 0 if P is fp32."""
-    key = 0
-    if tl.float32 != P:
-        key = step_key(tl.load(row + 7), tl.load(numbers + 6).to(tl.int64))
-    return key
+def rounding_key(row, numbers):
+    """The rounding key of this step. The compiler removes it if P is fp32."""
+    return step_key(tl.load(row + 7), tl.load(numbers + 6).to(tl.int64))
 
 
 @triton.jit

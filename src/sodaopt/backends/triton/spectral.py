@@ -104,7 +104,7 @@ def _finish(
     y = pulled(p_ptr + at, z_ptr + at, constant(row), inside, number(numbers, 2), CENTRE)
     y += u.to(tl.float32) * scale(row, numbers)
     index = (tl.load(row + 6) + at).to(tl.uint32)
-    write(p_ptr + at, y, inside, index, rounding_key(row, numbers, P), P)
+    write(p_ptr + at, y, inside, index, rounding_key(row, numbers), P)
 
 
 class Matrices:
