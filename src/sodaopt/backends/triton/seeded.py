@@ -42,17 +42,12 @@ def _pull(
     STOP: tl.constexpr = CHUNK if ALIGNED else CHUNK + STEP
     if ALIGNED:
         behind = 0
-    zero = tl.zeros((BLOCK,), tl.int64)
+    streams = tl.full((BLOCK,), stream, tl.int64)
+    stream_low, stream_high = streams.to(tl.uint32), (streams >> 32).to(tl.uint32)
     for begin in range(0, STOP, STEP):
         block = start // PER_BLOCK + begin // PER_BLOCK + tl.arange(0, BLOCK)
-        w0, w1, w2, w3 = tl.philox_impl(
-            block.to(tl.uint32),
-            (block >> 32).to(tl.uint32),
-            (zero + stream).to(tl.uint32),
-            (zero + (stream >> 32)).to(tl.uint32),
-            (zero + key).to(tl.uint32),
-            (zero + (key >> 32)).to(tl.uint32),
-        )
+        low, high = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+        w0, w1, w2, w3 = tl.philox(key, low, high, stream_low, stream_high)
         even, odd = tl.interleave(w0, w2), tl.interleave(w1, w3)
         if KIND == "normal":
             r = tl.sqrt_rn(-2 * libdevice.log1p(-_fraction(even)))
