@@ -19,7 +19,7 @@ from torch import Tensor
 from sodaopt import backends, rounding, schedules
 from sodaopt.anchors import Source
 from sodaopt.core.update import Bucket
-from sodaopt.geometry import State
+from sodaopt.geometry.maps import ELEMENTWISE, State
 from sodaopt.geometry.polar import SMALLEST, Newton
 from sodaopt.parallel import sharded
 
@@ -32,7 +32,7 @@ Run: TypeAlias = Callable[[Tensor], None]
 """A function that runs the kernels of a table, given the numbers of a step."""
 
 
-def is_fusable(p: Tensor, state: State, kernel: str, z0: Source | None) -> bool:
+def is_fusable(p: Tensor, state: State, kernel: str | None, z0: Source | None) -> bool:
     """Whether the kernel can read the parameter, its gradient, state and z0."""
     if p.dtype in rounding.HALVES and rounding.first_element(p) is None:
         return False
@@ -57,18 +57,14 @@ def _tensors(p: Tensor, state: State, z0: Source | None) -> list[Any]:
 class Fused:
     """One step of a bucket by kernels.
 
-    layout: a function of the bucket and the index of a parameter in it. It returns a key, and the
-    arguments (n, size, is_turned) of `_row` for each row of the parameter. Rows with the same key
-    and the same constants share a table.
-    planned: a function of the bucket, a table, its constants and the members of its key. It returns
-    a `Run`.
     written: the tensors that the kernels write to.
     pointers: functions that return the addresses of all p, then of all m, v and z0.
     """
 
-    def __init__(self, b: Bucket, layout: Callable[..., Any], planned: Callable[..., Run]) -> None:
+    def __init__(self, b: Bucket) -> None:
         from sodaopt.backends.triton.tables import Table
 
+        layout, planned = PLANS[b.method._kernel]
         every = [_tensors(*one) for one in zip(b.params, b.state, b.z0, strict=True)]
         p, m, v, z, _ = zip(*every, strict=True)
         self.device, self.addresses = p[0].device, list[int]()
@@ -186,11 +182,6 @@ def _constants(b: Bucket, tensors: list[Any], z0: Source | None) -> tuple[tuple[
 # -- maps that act on each entry: one pass ---------------------------------------------------------
 
 
-def elementwise(b: Bucket) -> Fused:
-    """Plan one launch for each dtype of the gradients, kind of z0 and alignment of the size."""
-    return Fused(b, _elements, _one_pass)
-
-
 def _elements(b: Bucket, j: int) -> tuple[Any, Any]:
     """One row for a parameter. Sizes that 16 does not divide have a table with narrow loads."""
     size = sharded.local(b.params[j]).numel()
@@ -210,11 +201,6 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
 
 
 # -- polar factors: two passes before the matrix products, and one after them ----------------------
-
-
-def polar(b: Bucket) -> Fused:
-    """Plan the passes for each shape, dtype of the gradients and kind of z0."""
-    return Fused(b, _matrices, _passes)
 
 
 def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: int) -> Run:
@@ -262,3 +248,15 @@ def _parts(n: int, bytes_each: int, limit: float) -> list[range]:
     most = max(1, int(limit // bytes_each))
     size = -(-n // -(-n // most))
     return [range(begin, min(begin + size, n)) for begin in range(0, n, size)]
+
+
+PLANS: dict[str | None, tuple[Callable[..., Any], Callable[..., Run]]] = {
+    **dict.fromkeys(ELEMENTWISE, (_elements, _one_pass)),
+    "polar": (_matrices, _passes),
+}
+"""For each kernel of a geometry, how its rows are laid out, and how its launches are planned.
+
+The first function takes the bucket and the index of a parameter in it. It returns a key, and the
+arguments (n, size, is_turned) of `_row` for each row of the parameter. Rows with the same key and
+the same constants share a table. The second function takes the bucket, a table, its constants and
+the members of its key. It returns a `Run`."""

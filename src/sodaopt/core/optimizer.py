@@ -13,7 +13,7 @@ from sodaopt.core.diagnostics import Pull
 from sodaopt.core.method import Coefs, Method
 from sodaopt.core.state import StatefulOptimizer
 from sodaopt.core.update import Bucket, eager_step, finish
-from sodaopt.geometry.maps import ELEMENTWISE, State
+from sodaopt.geometry import State
 from sodaopt.parallel import sharded
 from sodaopt.parallel.exchange import Sharing
 
@@ -23,14 +23,10 @@ def runs_kernels(p: Tensor) -> bool:
     return p.is_cuda and backends.usable(p.device)
 
 
-def kernels(*names: str) -> Callable[..., bool]:
-    """Return the predicate of a `Step` that runs one of these kernels of a geometry."""
-
-    def wants(ranks: Any, method: Method, p: Tensor, s: State, z0: anchors.Source | None) -> bool:
-        name = method._kernel
-        return name in names and runs_kernels(p) and fused.is_fusable(p, s, name, z0)
-
-    return wants
+def has_kernel(ranks: Any, method: Method, p: Tensor, s: State, z0: anchors.Source | None) -> bool:
+    """Whether the kernels of `fused.py` can step a parameter: see `Step.wants`."""
+    name = method._kernel
+    return name in fused.PLANS and runs_kernels(p) and fused.is_fusable(p, s, name, z0)
 
 
 class Step(NamedTuple):
@@ -50,8 +46,7 @@ class Step(NamedTuple):
 
 STEPS = (  # the first that wants a parameter steps it
     Step("shared", lambda ranks, *_: ranks is not None, lambda b: finish, False),  # see together.py
-    Step("triton elementwise", kernels(*ELEMENTWISE), fused.elementwise, True),
-    Step("triton polar", kernels("polar"), fused.polar, True),
+    Step("triton", has_kernel, fused.Fused, True),
     Step("eager", lambda *_: True, lambda b: eager_step, False),
 )
 
