@@ -38,10 +38,9 @@ def _pull(
     b = (numbers >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     PER_BLOCK: tl.constexpr = 2 if KIND == "normal" else 4  # elements
     STEP: tl.constexpr = PER_BLOCK * BLOCK
-    behind = start % PER_BLOCK  # elements of the first block that come before this chunk
+    # elements of the first block that come before this chunk
+    behind = 0 if ALIGNED else start % PER_BLOCK
     STOP: tl.constexpr = CHUNK if ALIGNED else CHUNK + STEP
-    if ALIGNED:
-        behind = 0
     streams = tl.full((BLOCK,), stream, tl.int64)
     stream_low, stream_high = streams.to(tl.uint32), (streams >> 32).to(tl.uint32)
     for begin in range(0, STOP, STEP):
