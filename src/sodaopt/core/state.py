@@ -50,11 +50,10 @@ class StatefulOptimizer(Watched):
         group["lr"] = group["lr"] * factor if factor != 1 else group["lr"]
         group["method"] = self._register(group["method"])
         method = self.methods[group["method"]]
-        check_lr(group["lr"], where)
+        lr = check_lr(group["lr"], where)
         check_keys(group, method, where)
         group["settings"] = repr(method)
         group["params"] = params = as_list(group.get("params"), where)
-        lr = float(group["lr"])
         method.coefs(0, lr, method.advance(method.memory, 0, lr))  # raises if one is out of range
         if self.capturable:
             check_capturable(method, where)

@@ -47,9 +47,10 @@ def check_seed(seed: Any) -> None:
         raise TypeError(f"seed must be an integer, got {seed!r}")
 
 
-def check_lr(lr: Any, where: str) -> None:
+def check_lr(lr: Any, where: str) -> float:
+    """Return the learning rate as a number, or raise if it is out of range."""
     is_one = isinstance(lr, Tensor) and lr.numel() == 1
-    number(f"{where}: lr", lr.item() if is_one else lr)
+    return number(f"{where}: lr", lr.item() if is_one else lr)
 
 
 def check_keys(group: dict[str, Any], method: Method, where: str) -> None:
