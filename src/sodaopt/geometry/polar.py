@@ -164,11 +164,11 @@ class Exact:
 
     def __call__(self, X: Tensor) -> Tensor:
         W = X.float() if X.dtype.itemsize < 4 else X
-        poison = (W * 0).sum((-2, -1), keepdim=True)  # NaN if a matrix has NaN or inf, else 0
         U, s, Vh = torch.linalg.svd(W.nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
         tol = s.amax(-1, keepdim=True) * max(W.shape[-2:]) * torch.finfo(W.dtype).eps
-        poison = poison + s.amax(-1)[..., None, None] * 0  # NaN also if the SVD overflowed
-        UVh: Tensor = (U * (s > tol).to(U.dtype).unsqueeze(-2)) @ Vh + poison
+        # NaN if a matrix has NaN or inf, or if its SVD overflowed, else 0
+        poison = (W * 0).sum((-2, -1), keepdim=True) + s.amax(-1)[..., None, None] * 0
+        UVh: Tensor = poison + (U * (s > tol).to(U.dtype).unsqueeze(-2)) @ Vh
         return UVh.to(X.dtype)
 
 
