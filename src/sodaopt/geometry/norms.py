@@ -28,27 +28,24 @@ def matrixwise(
         by_shape.setdefault((f.o, f.i, f.taps, d.dtype, d.device), []).append(j)
     for members in by_shape.values():
         X = [frames[j].fold(ds[j]) for j in members]
-        U = map_(_batch(X))
+        joined = _beside(X)
+        U = map_(torch.cat(X) if joined is None else joined)
         for j, u in zip(members, torch.split(U, [len(x) for x in X]), strict=True):
             out[j] = frames[j].unfold(u, ds[j].shape)
     return out
 
 
-def _batch(X: list[Tensor]) -> Tensor:
-    """Join batches (n, o, i) into one, without a copy if they lie side by side in memory."""
-    if (joined := _beside(X)) is not None:
-        return joined
-    return torch.cat(X) if len(X) > 1 else X[0]
-
-
 def _beside(X: list[Tensor]) -> Tensor | None:
-    """Join single matrices at equal distances in one memory as a view, or return None.
+    """Join batches (n, o, i) into one without a copy, or return None.
 
+    This is possible for one batch, and for single matrices at equal distances in one memory.
     Matrices that other ranks have sent lie there like this, and so do the experts that this rank
     has whole.
     """
     first, begins = X[0], [x.storage_offset() for x in X]
-    step = begins[1] - begins[0] if len(X) > 1 else 0
+    if len(X) == 1:
+        return first
+    step = begins[1] - begins[0]
     is_regular = step > 0 and begins == list(range(begins[0], begins[-1] + 1, step))
     if is_regular and all(len(x) == 1 and _is_beside(x, first) for x in X):
         return first.as_strided((len(X), *first.shape[1:]), (step, *first.stride()[1:]))
@@ -58,8 +55,8 @@ def _beside(X: list[Tensor]) -> Tensor | None:
 def _is_beside(x: Tensor, first: Tensor) -> bool:
     """Whether two tensors are views of one memory with the same strides.
 
-    `_base`, the tensor of a view, is private in torch. If torch removes it, return False: `_batch`
-    then copies the matrices.
+    `_base`, the tensor of a view, is private in torch. If torch removes it, return False: then
+    `matrixwise` copies the matrices.
     """
     return first._base is not None and x._base is first._base and x.stride() == first.stride()
 
