@@ -72,10 +72,9 @@ class StatefulOptimizer(Watched):
         if not isinstance(method, Method):
             raise TypeError(f"the method must be a Method such as zoo.adamw(), got {method!r}")
         name, n = method.name, 1
-        while self.methods.get(name, method) != method:
+        while self.methods.setdefault(name, method) != method:
             n += 1
             name = f"{method.name}#{n}"
-        self.methods[name] = method
         return name
 
     # -- state --------------------------------------------------------------------------------
