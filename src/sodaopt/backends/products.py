@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def chosen(short: int, long: int) -> Choice:
 
     A row applies if its "short" and its "aspect" are at most those of the matrices.
     """
-    for row in _table():
+    for row in json.loads(TABLE.read_text())["rows"]:
         if short >= row["short"] and long >= row["aspect"] * short:
             best = row.get("with_hopper", row) if has_hopper() else row
             return Choice(best["form"], PRODUCTS[best["product"]]())
@@ -101,12 +101,6 @@ def has_hopper() -> bool:
     """Whether quack-kernels is installed and runs on this GPU."""
     installed = find_spec("quack") is not None
     return installed and torch.cuda.get_device_capability()[0] in (9, 10)
-
-
-@cache
-def _table() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(TABLE.read_text())["rows"]
-    return rows
 
 
 @contextmanager
