@@ -87,7 +87,9 @@ class Fused:
         addresses = [f() for f in self.pointers] + [g.data_ptr() for g in grads]
         with torch.cuda.device_of(self.written[0]):  # type: ignore[no-untyped-call]
             if not self._are_filled(addresses, b):
-                self._fill(addresses)
+                columns = torch.tensor(addresses, device="cpu").view(5, -1)
+                for table in self.tables:
+                    table.fill(columns)
             values = _numbers(b)
             fixed = [0.0 if isinstance(v, Tensor) else float(v) for v in values]
             numbers = uploaded(torch.tensor(fixed, dtype=torch.float64, device="cpu"), self.device)
@@ -110,13 +112,6 @@ class Fused:
             )
         self.addresses = []
         return False
-
-    def _fill(self, addresses: list[int]) -> None:
-        all_ = torch.tensor(addresses, device="cpu").view(5, -1)
-        if not (all_[0].all() and all_[4].all()):
-            raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
-        for table in self.tables:
-            table.fill(all_)
 
 
 def _pointers(tensors: list[Tensor | None]) -> list[Callable[[], int]]:
