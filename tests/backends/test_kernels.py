@@ -39,11 +39,11 @@ TYPES = {  # types of the kernels' arguments that are not constants
 }  # fmt: skip
 CONSTANTS = {
     "MAP": "diagonal", "CENTRE": "tensor", "MOMENTUM": True, "OPTIMISM": True, "HAS_C": True,
-    "IS_SQUARE": False, "BLOCK": 128, "DEPTH": 64, "KIND": "normal",
+    "IS_SQUARE": False, "KIND": "normal",
 }  # fmt: skip
 KERNELS = (
     "elementwise.step", "spectral._average", "spectral._normalise", "spectral._finish",
-    "symmetric._product", "pull._pull", "rounding._write", "seeded._pull",
+    "spectral._product", "pull._pull", "rounding._write", "seeded._pull",
 )  # fmt: skip
 
 

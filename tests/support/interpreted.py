@@ -262,7 +262,7 @@ def symmetric(n: int, side: int, depth: int, device: str = "cpu") -> bool:
     A GPU sums both triangles of A A^T in the same order, so they are equal to the bit. The
     interpreter multiplies by numpy, for which this is true on some CPUs only.
     """
-    from sodaopt.backends.triton.symmetric import product
+    from sodaopt.backends.triton.spectral import product
 
     torch.manual_seed(0)
     X = torch.randn(n, side, depth, dtype=torch.float64, device=device).div(depth**0.5).half()

@@ -47,7 +47,7 @@ def dense(
 
 def _triangle() -> Symmetric:
     """A product that computes one triangle and mirrors it, by a Triton kernel."""
-    from sodaopt.backends.triton.symmetric import product
+    from sodaopt.backends.triton.spectral import product
 
     return product
 
