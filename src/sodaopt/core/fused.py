@@ -20,7 +20,7 @@ from sodaopt import backends, rounding, schedules
 from sodaopt.anchors import Source
 from sodaopt.core.update import Bucket
 from sodaopt.geometry.maps import ELEMENTWISE, State
-from sodaopt.geometry.polar import SMALLEST, Newton
+from sodaopt.geometry.polar import SMALLEST
 from sodaopt.parallel import sharded
 
 WORKSPACE = 28 << 20
@@ -201,7 +201,7 @@ def _one_pass(b: Bucket, table: Any, constants: dict[str, Any], is_even: bool) -
 def _passes(b: Bucket, table: Any, constants: dict[str, Any], short: int, long: int) -> Run:
     from sodaopt.backends.triton.spectral import Matrices
 
-    newton: Newton = b.method.geometry.norm.polar  # type: ignore[attr-defined]
+    newton = b.method.geometry.kernel_polar
     dtype = newton.dtype_on(table.device, torch.float32)
     M = Matrices(table, short, long, dtype, newton.safety, SMALLEST, constants)
     parts = _parts(M.n, _bytes(short, long, dtype), _limit(b.params))
@@ -220,9 +220,9 @@ def _matrices(b: Bucket, j: int) -> tuple[Any, Any]:
     Without products the shape of the matrices does not matter. Contiguous ones are then read in
     rows of at most 64 elements, because tiles are 64 wide.
     """
-    norm: Any = b.method.geometry.norm  # type: ignore[attr-defined]
-    starts, rows, columns, pitch = norm.view(b.shapes[j]).stored(b.shapes[j])
-    if not norm.polar.steps and pitch == columns:
+    geometry, shape = b.method.geometry, b.shapes[j]
+    starts, rows, columns, pitch = geometry.kernel_frame(shape).stored(shape)
+    if not geometry.kernel_polar.steps and pitch == columns:
         pitch = math.gcd(rows * columns, 64)
         rows, columns = rows * columns // pitch, pitch
     return tuple(sorted((rows, columns))), [(n, pitch, rows > columns) for n in starts]

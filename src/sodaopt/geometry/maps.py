@@ -10,7 +10,7 @@ from torch import Tensor
 from sodaopt import schedules
 from sodaopt._errors import count, number
 from sodaopt.geometry.norms import Norm, matrixwise
-from sodaopt.geometry.polar import divisor, lengths
+from sodaopt.geometry.polar import Newton, divisor, lengths
 from sodaopt.geometry.shards import Shards
 from sodaopt.geometry.views import Frame, Shape, View, matrix
 from sodaopt.schedules import Coef, Number
@@ -80,7 +80,7 @@ class Geometry:
         """The name of the fused kernel that computes the map, or None for plain operations.
 
         A kernel of ELEMENTWISE is one pass over memory. "polar" is two passes before the matrix
-        products, and one after them.
+        products, and one after them. It needs `kernel_polar` and `kernel_frame`.
         """
         return None
 
@@ -96,6 +96,15 @@ class Geometry:
     def kernel_numbers(self, k: Number, lr: Number) -> tuple[Number, Number, Number]:
         """The kernel's factor of gamma, and the rate and eps of the kernel "diagonal"."""
         return 1.0, 0.0, 0.0
+
+    @property
+    def kernel_polar(self) -> Newton:
+        """The iteration of the kernel "polar"."""
+        raise NotImplementedError
+
+    def kernel_frame(self, shape: Shape) -> Frame:
+        """Return the matrices of a parameter whose polar factors the kernel "polar" computes."""
+        raise NotImplementedError
 
     def check(self, shape: Shape) -> None:
         """Raise ValueError if a parameter of this shape cannot have this geometry."""
@@ -180,6 +189,13 @@ class _NormMap(Geometry):
         u = self.directions(m_bar, context.shards)
         torch._foreach_mul_(u, [gamma * c**self.degree for c in self.widths(context)])
         return u
+
+    @property
+    def kernel_polar(self) -> Newton:
+        return self.norm.polar  # type: ignore[attr-defined, no-any-return]
+
+    def kernel_frame(self, shape: Shape) -> Frame:
+        return self.norm.view(shape)
 
     def kernel_width(self, shape: torch.Size) -> float:
         return self.norm.width(shape) ** self.degree
