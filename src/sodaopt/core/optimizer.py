@@ -99,8 +99,6 @@ class SODA(StatefulOptimizer):
         self.methods: dict[str, Method] = {}
         self.anchor = anchors.anchor(anchor)
         self.capturable = capturable
-        if isinstance(params, set):
-            raise TypeError("params is a set, whose order changes between runs: pass a list")
         validation.check_seed(seed)
         if lr is not None:
             validation.check_lr(lr, "SODA(params, lr, method)")
@@ -111,7 +109,7 @@ class SODA(StatefulOptimizer):
             "seed": seed,
             "train_mode": True,
         }
-        super().__init__(params, defaults)
+        super().__init__(validation.as_list(params, "SODA"), defaults)
         if not any(group["params"] for group in self.param_groups):
             raise ValueError("optimizer got an empty parameter list")
         compiled.KNOWN[id(self)] = self
@@ -126,7 +124,10 @@ class SODA(StatefulOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler leaves the division and the skipping of a step to this optimizer."""
+        """Whether GradScaler leaves the division and the skipping of a step to this optimizer.
+
+        The name is torch's. If torch renames it, GradScaler waits for the device again.
+        """
         return self.capturable
 
     @torch.no_grad()
