@@ -1,12 +1,10 @@
 """Count the library's lines of code, without blank lines, comments and docstrings.
 
-    python -m tools.size             by package, with the capabilities that came after 0.1 apart
-    python -m tools.size --all       every file
-    python -m tools.size --within    the lines that LATER counts by a name inside of definitions
+    python -m tools.size          by package, with the capabilities that came after 0.1 apart
+    python -m tools.size --all    every file
 
 The lab and the theory are not counted, because no optimizer needs them. The base is the code
-without the lines of `LATER`, and with the lines of 0.1 that they have replaced: `exchange.py` and
-`stages.py` also do the work of 20 lines that gathered and scattered DTensors.
+without the files and definitions of `LATER`, and with the lines of 0.1 that they have replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import ast
 import io
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -37,93 +34,82 @@ LATER = {
         "parallel/agree.py",
         "parallel/deal.py",
         "parallel/order.py",
-        "parallel/layout.py: boxes Grid Kind Param Task Piece Round located is_in_order _piece"
-        " _flops _tasks _within _size",
+        "parallel/layout.py: boxes Grid Kind Param Task Piece Round located is_in_order"
+        " _piece _flops _tasks _within _size",
         "core/together.py",
-        "core/optimizer.py: ~_sharing ~process_group ~comm_dtype ~'shared'",
         "core/validation.py: check_sharing",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
         "geometry/norms.py: _beside _is_beside _Lengths.units _Lengths.needs_matrices"
-        " Norm.needs_matrices Sign.needs_matrices ~joined ~Shards+import",
+        " Norm.needs_matrices Sign.needs_matrices",
         "geometry/maps.py: Exchanged Context.shards Context.results Geometry.exchanges"
         " Geometry.reads_m_bar Geometry.exchanged Geometry.tensors Geometry.mapped"
         " _NormMap.exchanges _NormMap.exchanged _NormMap.mapped Ball.reads_m_bar"
-        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped"
-        " ~Shards+import",
+        " MultiNorm.exchanges MultiNorm.reads_m_bar MultiNorm.exchanged MultiNorm.mapped",
         "geometry/kronecker.py: Kronecker.exchanges Kronecker.reads_m_bar Kronecker.exchanged",
-        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable ~check_shardable",
+        "core/update.py: Bucket.ranks Bucket.release inputs check_shardable",
     ),
     "the spectral step by kernels before the products, and Gram products": (
         "backends/products.py: -dense",
-        "backends/triton/spectral.py: _average _normalise Matrices.average_ Matrices.normalised",
-        "backends/triton/symmetric.py",
-        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts ~_parts ~average_",
+        "backends/triton/spectral.py: _average _normalise Matrices.average_ Matrices.normalised"
+        " BLOCK DEPTH REGISTERS _product product _launch",
+        "core/fused.py: WORKSPACE SHARE _matrices _bytes _limit _parts",
+        "geometry/maps.py: Geometry.kernel_polar Geometry.kernel_frame _NormMap.kernel_polar"
+        " _NormMap.kernel_frame",
         "geometry/norms.py: Euclidean.polar BiasRMS.polar",
         "geometry/polar.py: DIRECTION Newton.restarts Newton._gram_blocks",
         "geometry/views.py: Stored Frame.stored",
     ),
+    "fp32 copies of a wrapped step in few allocations": (
+        "wrappers/low_precision.py: BLOCK _allocated",
+    ),
     "steps that are planned once, CUDA graphs, torch.compile, GradScaler on the device": (
         "core/compiled.py",
         "core/optimizer.py: SODA._repeated SODA._signature SODA._step"
-        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount"
-        " ~capturable ~unreadable ~KNOWN ~grad_scale ~found_inf",
-        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors ~_copy_tensors",
-        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._repeatable"
-        " ~check_capturable ~_repeatable",
+        " SODA._step_supports_amp_scaling SODA.__setstate__ _uncount",
+        "core/fused.py: Fused._are_filled _pointers _scaled _copy_tensors",
+        "core/state.py: StatefulOptimizer.capturable StatefulOptimizer._repeatable",
         "core/update.py: Bucket.grad_scale Bucket.found_inf",
         "core/validation.py: check_capturable unreadable",
         "backends/triton/tables.py: Table Launch number scale",
-        "backends/triton/elementwise.py: ~numbers+8",
-        "backends/triton/spectral.py: ~numbers+8",
     ),
     "diagnostics of SODA, and by parameter or label": (
         "core/diagnostics.py: Labels Watched._pulls Watched._counters Measured._of_update"
-        " _update_sums _mean _names ~_of_update ~if+by",
+        " _update_sums _mean _names",
         "core/optimizer.py: SODA._pulls",
         "parallel/sharded.py: total",
     ),
     "Ctrl-C waits for the end of a step": ("wrappers/base.py: _ctrl_c_waits",),
-    "a pull that fails halfway is undone": ("anchors/pull.py: _undo ~_undo ~done",),
+    "a pull that fails halfway is undone": ("anchors/pull.py: _undo",),
     "uses of optimizers, and state of others, that went wrong without an error are refused": (
         "_errors.py: check_shape",
-        "anchors/stored.py: Constant.__post_init__ ~check_shape",
-        "core/state.py: _warn_of_settings ~_warn_of_settings ~check_shape ~'settings'+repr",
-        "core/optimizer.py: ~raise+TypeError",
-        "wrappers/refusals.py: WRAPPERS PREFIXES NEEDED MOMENTS check_kind check_only unchanged"
-        " check_writer check_moments check_shapes",
-        "wrappers/base.py: _check_capture ~_check_capture",
-        "wrappers/known_bases.py: ~refusals",
-        "wrappers/live.py: LiveOptimizer.__init_subclass__ ~WRAPPERS ~check_moments ~check_shapes",
-        "wrappers/soda.py: ~check_only ~unchanged",
+        "anchors/stored.py: Constant.__post_init__",
+        "core/state.py: _warn_of_settings",
+        "wrappers/refusals.py: WRAPPERS PREFIXES NEEDED MOMENTS check_kind check_only"
+        " unchanged check_writer check_moments check_shapes",
+        "wrappers/base.py: _check_capture",
+        "wrappers/live.py: LiveOptimizer.__init_subclass__",
     ),
-    "a wrong seed is refused": (
-        "core/validation.py: check_seed",
-        "core/optimizer.py: ~check_seed",
-        "wrappers/soda.py: ~check_seed",
-    ),
-    "hyperparameters in a group of SODA are refused at a step too": (
-        "core/optimizer.py: ~FOREIGN ~check_keys",
-    ),
+    "a wrong seed is refused": ("core/validation.py: check_seed",),
     "checkpoints with other groups, by the parameters' names": (
         "wrappers/migrate.py: _names _regrouped",
     ),
-    "global step hooks run once": ("wrappers/base.py: _global_hooks ~_global_hooks",),
+    "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (
         "schedules.py: lr_weighted.by_group",
         "core/method.py: Method._counts_by_group",
-        "core/optimizer.py: SODA._catch_up ~_catch_up",
+        "core/optimizer.py: SODA._catch_up",
     ),
     "the bytes of quantised state": ("memory.py: _parts",),
-    "AMUSE": ("zoo/averages.py: amuse", "zoo/coefficients.py: falling"),
+    "AMUSE": (
+        "zoo/averages.py: amuse",
+        "zoo/coefficients.py: falling",
+    ),
     "the pull that falls with the learning rate": ("schedules.py: coupled _RelativeLr",),
     "the roles of 62 architectures": (
         "layers/locations.py: Location.is_depthwise Location._stack_by_sizes is_projection"
         " _at_layer",
-        "layers/recipes.py: ~'depthwise'",
-        "layers/roles.py: POSITION LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel ~_unread"
-        " ~POSITION+_has_rows ~several+ModuleList ~own+isinstance"
-        " ~is_projection ~'depthwise'",
+        "layers/roles.py: POSITION LEARNED_INPUT FACTOR EMBEDDING _unread _is_parallel",
         "geometry/views.py: grouped.of heads",
     ),
     "optimizers by name": (
@@ -132,11 +118,9 @@ LATER = {
         "layers/recipes.py: decayed",
     ),
 }
-"""Capabilities that 0.1 did not have: files, definitions in other files, files without some
-definitions ("-name"), or lines within other definitions that contain a name ("~name", "~'text'"
-for a string, or "~a+b" for both in one line). Imports that only these lines use count too. A listed
-line would not be needed without its capability. A definition that also does work of 0.1 is not
-listed, and nor is the name of a line that does.
+"""Capabilities that 0.1 did not have: files, definitions in other files, or files without some
+definitions ("-name"). Only whole definitions are listed. A definition that also does work of 0.1 is
+not, and nor are the lines that call a listed one.
 
 "optimizers by name" is listed because 0.1 built them in its lab, which is not counted.
 """
@@ -208,44 +192,6 @@ def sources() -> dict[str, str]:
     }
 
 
-def within(source: str, name: str) -> set[int]:
-    """The lines of code that contain a name or a string, and the `if` of which they are the body.
-
-    An import of several names is not counted, because its line remains without one of them.
-
-    name: "a+b" needs both a and b in the line.
-    """
-    found = set(code_lines(source))
-    for text in name.replace("'", '"').split("+"):
-        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-        found &= {token.start[0] for token in tokens if token.string == text}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import | ast.ImportFrom) and len(node.names) > 1:
-            found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.If) and not node.orelse:
-            body = range(node.body[0].lineno, (node.end_lineno or 0) + 1)
-            if found.issuperset(code_lines(source).intersection(body)):
-                found.update(range(node.lineno, body.start))
-    return found
-
-
-def imports_for(source: str, taken: set[int]) -> set[int]:
-    """The lines of imports whose names are in no other lines than those taken."""
-    tree, found = ast.parse(source), set[int]()
-    uses: dict[str, set[int]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            uses.setdefault(node.id, set()).add(node.lineno)
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-            lines = set().union(*(uses.get(name, set()) for name in names))
-            if lines and lines <= taken:
-                found.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    return found
-
-
 def later(files: dict[str, str]) -> dict[str, dict[str, set[int]]]:
     """The lines of code of each later capability, by file. Each line belongs to one capability."""
     found: dict[str, dict[str, set[int]]] = {}
@@ -254,35 +200,15 @@ def later(files: dict[str, str]) -> dict[str, dict[str, set[int]]]:
         found[capability] = {}
         for entry in entries:
             name, _, words = entry.partition(": ")
-            wanted = [word for word in words.split() if not word.startswith("~")]
             lines, known = set(code_lines(files[name])), definitions(files[name])
-            named = {n for word in wanted for n in known[word.removeprefix("-")]}
+            named = {n for word in words.split() for n in known[word.removeprefix("-")]}
             if words.startswith("-"):
                 lines -= named
             elif words:
                 lines &= named
             found[capability][name] = lines - taken[name]
             taken[name] |= lines
-    for capability, name, lines in lines_within(files):
-        if new := lines - taken[name]:
-            found[capability].setdefault(name, set()).update(new)
-            taken[name] |= new
-    for by_file in found.values():
-        for name in by_file:
-            new = imports_for(files[name], taken[name]) - taken[name]
-            by_file[name] |= new
-            taken[name] |= new
     return found
-
-
-def lines_within(files: dict[str, str]) -> Iterator[tuple[str, str, set[int]]]:
-    """Yield the capability, the file and the lines of each "~name"."""
-    for capability, entries in LATER.items():
-        for entry in entries:
-            name, _, words = entry.partition(": ")
-            for word in words.split():
-                if word.startswith("~"):
-                    yield capability, name, within(files[name], word.removeprefix("~"))
 
 
 def base_lines(files: dict[str, str]) -> Counter[str]:
@@ -326,21 +252,11 @@ def listing(files: dict[str, str]) -> str:
     )
 
 
-def listing_within(files: dict[str, str]) -> str:
-    """The lines that `LATER` counts by a name."""
-    found: dict[tuple[str, int], str] = {}
-    for _, name, lines in lines_within(files):
-        found |= {(name, n): files[name].splitlines()[n - 1] for n in lines}
-    return "\n".join(f"{name}:{n}: {found[name, n].strip()}" for name, n in sorted(found))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="list every file")
-    parser.add_argument("--within", action="store_true", help="list lines within definitions")
     arguments, files = parser.parse_args(), sources()
-    show = listing if arguments.all else listing_within if arguments.within else report
-    print(show(files))
+    print(listing(files) if arguments.all else report(files))
 
 
 if __name__ == "__main__":
