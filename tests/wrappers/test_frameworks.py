@@ -22,11 +22,12 @@ from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
-from sodaopt import ScheduleFree, SODAWrapper, hidden
+from sodaopt import SODA, ScheduleFree, SODAWrapper, hidden
+from sodaopt.wrappers.base import Wrapper
 from tests.core.test_checkpoint import DCP, SCHEDULERS, tick, unlike
 from tests.support import hugging
 from tests.support.training import LR, STEPS, batch, equal, gap, network, train, weights
-from tests.support.wrapped import HALF, loss_of, missing, started, warmup, wrap
+from tests.support.wrapped import HALF, WRAPPERS, keys, loss_of, missing, started, warmup, wrap
 
 SodaAdamW = SODAWrapper.of(AdamW)
 
@@ -370,6 +371,44 @@ def test_dcp_before_the_first_step(name: str, flat: bool, tmp_path: Path) -> Non
     assert equal(weights(model), weights(new))
     steps = {int(s["step"]) for s in opt.state.values()}
     assert steps == {opt.param_groups[0][opt._prefix + "k"]} == {STEPS + 1}
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_dcp_around_soda(name: str, flat: bool, tmp_path: Path) -> None:
+    """SODA has its state before the first step, so torch takes no step at lr = 0."""
+    cls, more = WRAPPERS[name]
+
+    def run() -> tuple[nn.Module, Wrapper]:
+        model = network()
+        only = {"only": [model[0].weight]} if cls is SODAWrapper else {}
+        return model, cls(SODA(model.parameters(), LR, "adam"), **more, **only)
+
+    (old, opt), (new, new_opt), (straight, its) = run(), run(), run()
+    train(old, opt, range(HALF)), train(straight, its)
+    DCP(flat).save(old, opt, tmp_path)
+    DCP(flat).load(new, new_opt, tmp_path)
+    train(new, new_opt, range(HALF, STEPS))
+    assert equal(weights(new), weights(straight))
+    assert keys(new_opt) == keys(its)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_state_from_before_the_first_step(name: str) -> None:
+    """The wrapper's tensors are made from the weights at the first step, not loaded."""
+    cls, more = WRAPPERS[name]
+    runs = []
+    for loads in (True, False):
+        model = network()
+        opt = cls(SODA(model.parameters(), LR, "adam"), **more)
+        saved = opt.state_dict()
+        with torch.no_grad():
+            model[0].weight.add_(1.0)
+        if loads:
+            opt.load_state_dict(saved)
+        train(model, opt)
+        runs.append(weights(model))
+    assert equal(*runs)
 
 
 def test_step_in_backward() -> None:

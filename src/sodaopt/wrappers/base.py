@@ -68,14 +68,12 @@ class GroupStep:
 
 
 class Wrapper(Watched, LiveOptimizer):
-    """An optimizer around a base optimizer. A subclass defines `_around`.
-
-    It also defines `_first`, or else `_kept` and `_restored`.
-    """
+    """An optimizer around a base optimizer. A subclass defines `_around` and `_first`."""
 
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
-        return {p: self._own(p) or self._first(p) for p in step.params}
+        is_first = not step.group[self._prefix + "k"]
+        return {p: (not is_first and self._own(p)) or self._first(p) for p in step.params}
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         """Move the points to where the base must step from, yield, and finish the step.

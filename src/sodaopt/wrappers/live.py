@@ -124,6 +124,7 @@ class LiveOptimizer(Optimizer):
         """Return the base's state dict with the wrapper's tensors and numbers in it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        self._complete()
         state_dict = self.base.state_dict()
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
@@ -133,6 +134,22 @@ class LiveOptimizer(Optimizer):
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
         return state_dict
+
+    def _complete(self) -> None:
+        """Make the wrapper's tensors of parameters that have state of the base alone.
+
+        SODA has its state before the first step. torch.distributed.checkpoint then takes no step at
+        lr = 0, and loads only the keys that are in the state. The first step makes these again.
+        """
+        for p in (p for group in self.base.param_groups for p in self._members(group)):
+            state = self.base.state.get(p)
+            if isinstance(state, dict) and state and not self._own(p):
+                state.update(self._prefixed(self._first(p)))
+
+    def _members(self, group: Group) -> list[Tensor]:
+        """The parameters of a group of which the wrapper keeps tensors."""
+        params: list[Tensor] = group["params"]
+        return params
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the base's state, and the wrapper's tensors in the dtypes of this wrapper."""

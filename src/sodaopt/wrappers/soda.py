@@ -163,16 +163,24 @@ class SODAWrapper(Wrapper):
         z0 is captured if there is none, if it is provisional, or if this step reanchors.
         """
         group, state, stepped = step.group, self.base.state, set(step.params)
-        only, params, found = group["soda_only"], group["params"], Tensors()
+        found = Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        is_renewed = reanchors or group["soda_dry"]
-        for p in params if only is True else [params[j] for j in only]:
+        is_renewed = reanchors or group["soda_dry"] or not group["soda_k"]
+        for p in self._members(group):
             z0 = state[p].get("soda_z0") if p in state else None
             if (z0 is None and p in stepped) or (z0 is not None and is_renewed):
                 z0 = self.anchor.capture(p, not self._is_dry(group))
             if z0 is not None:
                 found[p] = {"z0": z0}
         return found
+
+    def _members(self, group: Group) -> list[Tensor]:
+        params: list[Tensor] = group["params"]
+        only = group.get("soda_only", [])  # a group that was just added has none
+        return params if only is True else [params[j] for j in only]
+
+    def _first(self, p: Tensor) -> dict[str, Tensor]:
+        return {"z0": self.anchor.capture(p, False)}
 
     def _restored(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"z0": self.anchor.restore(own["z0"], p)}
