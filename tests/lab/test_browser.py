@@ -13,7 +13,7 @@ from tests.support.lab_runs import NASTY, comparison, fake
 
 pytest.importorskip("rich")
 
-from sodaopt.lab.report import write_report
+from sodaopt.lab.report import text, write_report
 from sodaopt.lab.report.page import asset
 
 # Number of painted pixels, counted in a copy, because Chromium warns of reads from a canvas.
@@ -219,6 +219,33 @@ def test_a_hidden_line_does_not_keep_the_focus(tmp_path, chromium):
     assert chromium.ask(f"{PICTURE} === window.hidden"), "the other lines are not dimmed"
 
 
+VISIBLE = """[...document.querySelectorAll('.results tr')].map((row) => [...row.cells]
+  .filter((cell) => cell.getClientRects().length).map((cell) => [
+    cell.closest('thead') ? cell.textContent : cell.dataset.label,
+    Math.round(cell.getBoundingClientRect().left)]))"""
+WIDER = """(() => { const frame = document.querySelector('.results').parentElement;
+  return frame.scrollWidth > frame.clientWidth; })()"""
+
+
+@pytest.mark.parametrize("new", [None, "a column with a rather long name"])
+def test_each_cell_is_under_its_header(new, tmp_path, chromium, monkeypatch):
+    """If the table is too wide, both leave out the same columns. `new` is the name of a column."""
+    comparison(tmp_path / "runs")
+    fake(tmp_path / "runs", "lion", status="diverged")  # so the page has the column of the status
+    columns = list(text.COLUMNS)
+    if new:
+        columns.insert(3, text.measured(new, "step_seconds", 9, text.milliseconds))
+        monkeypatch.setattr(text, "COLUMNS", columns)
+    for width in (1200, 900):
+        opened(chromium, tmp_path / "runs", width)
+        head, *rows = chromium.ask(VISIBLE)
+        assert rows == [head] * 4
+        assert not chromium.ask(WIDER)
+        names = [name for name, _ in head]
+        out = sorted(column.drop for column in columns if column.name not in names)
+        assert out == sorted(filter(None, (column.drop for column in columns)))[: len(out)]
+
+
 # -- many runs ------------------------------------------------------------------------------------
 
 
@@ -241,7 +268,7 @@ BEST_IN_VIEW = """[...document.querySelectorAll('.heat .best')].map((cell) => {
   const [box, frame] = [cell, cell.closest('.wide')].map((e) => e.getBoundingClientRect());
   return box.left >= frame.left && box.right <= frame.right; })"""
 ROWS = """[...document.querySelectorAll('.long tbody tr')].filter((row) => !row.hidden)
-  .map((row) => row.dataset.label)"""
+  .map((row) => row.dataset.variant)"""
 
 
 def test_a_sweep_of_192_runs(tmp_path, chromium):
@@ -265,9 +292,8 @@ def test_a_sweep_of_192_runs(tmp_path, chromium):
     chromium.ask(f"{search}.value = ''; {search}.dispatchEvent(new Event('input')); 0")
     click(chromium, ".long thead", "val loss")
     click(chromium, ".long thead", "val loss")
-    values = (
-        "[...document.querySelectorAll('.long tbody tr')].map((r) => +r.cells[1].dataset.value)"
-    )
+    values = """[...document.querySelectorAll('.long td[data-label="val loss"]')]
+      .map((cell) => +cell.dataset.value)"""
     found = chromium.ask(values)
     assert found == sorted(found, reverse=True)
     for width in (1200, 390):

@@ -21,7 +21,7 @@ from .labels import written
 from .optimizers import decays, parse
 from .presets import preset
 from .report import Page, comparison_table, write_report
-from .report.rows import rows
+from .report.terminal import rows
 from .sweep import Trial, grid, make_trials
 from .train import DATA
 

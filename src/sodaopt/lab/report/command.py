@@ -16,7 +16,7 @@ from ..arguments import Grouped, Output
 from ..records import FILE, Run, find
 from ..visible import visible
 from .page import Page
-from .rows import rows
+from .terminal import rows
 
 
 @dataclass

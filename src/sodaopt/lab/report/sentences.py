@@ -7,7 +7,7 @@ from ..records import DIVERGED
 from ..stats import LEVEL, MODEL, POWER, Difference, detectable
 from ..variants import AXES, UNFINISHED, Variant, epochs, sweep, swept
 from ..variants import notes as run_notes
-from .text import Row, probability, seeds, span
+from .text import loss, probability, seeds, span
 
 
 def headlines(lines: Sequence[Comparison]) -> list[tuple[str, str]]:
@@ -24,7 +24,7 @@ def _headline(group: Sequence[Comparison]) -> tuple[str, str]:
         gone = all(line.variant.diverged == len(line.variant.runs) for line in group)
         return "", "Every run diverged." if gone else "No run has finished yet."
     best, name = done[0].variant, done[0].variant.label
-    value = f"{Row(done[0]).loss} {Row(done[0]).spread}".strip() + f" ({seeds(best.n)})"
+    value = f"{loss(done[0])} ({seeds(best.n)})"
     if best.diverged:
         return name, f"has the lowest validation loss, {value}, but {best.summary()}."
     if len(group) == 1:

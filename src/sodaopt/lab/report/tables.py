@@ -17,8 +17,6 @@ DASHES = ("", "7 3", "2 2.5", "9 3 2 3", "4 2 1 2")
 similar dashes, in the same order."""
 HUES = 8
 MANY = 24  # most runs of a table that is not folded
-RESULTS = ("variant", "val loss", "seeds", "n", "difference", "95 % interval", "ms/step",
-           "tokens/s", "state", "status")  # fmt: skip
 DOTS = 90  # width of the small chart in the table, in pixels
 SAMPLE = 1500  # most characters of a sample
 
@@ -56,7 +54,8 @@ def results(lines: Sequence[Comparison]) -> str:
     )
     several = len({line.base.label for line in lines}) > len({line.scale for line in lines})
     fine = all(line.variant.statuses.keys() == {FINISHED} for line in lines)
-    head = "".join(f'<th scope="col">{name}</th>' for name in RESULTS)
+    head = "".join(f'<th scope="col" data-label="{c.name}" data-drop="{c.drop}">{c.name}</th>'
+                   for c in text.COLUMNS)  # fmt: skip
     long = len(lines) > text.MANY
     name = "results" + " long" * long + " fine" * fine + " several" * several
     table = f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -70,37 +69,31 @@ def _result(line: Comparison, colour: int, reach: tuple[float, float], best: boo
     reach: the range of losses that the small charts show
     best: whether the variant has the lowest loss
     """
-    variant, row, gap = line.variant, text.Row(line), line.difference
-    shown = f'{minus(row.gap)}<span class="mark">{line.stars}</span>'
-    if line.primary and gap:
-        shown += f'<span class="against">against {show(line.base.label)}</span>'
-    cells: list[tuple[str, str, float | None]] = [
-        ("val loss", f'<b>{row.loss}</b> <span class="soft">{row.spread}</span>', variant.mean),
-        ("seeds", _dots(variant, colour, reach), variant.spread),
-        ("n", row.n, variant.n),
-        ("difference", shown if gap else f'<span class="soft">{row.gap}</span>',
-         gap.mean if gap else 0.0 if variant is line.base else None),
-        ("95 % interval", minus(row.range), gap.low if gap else None),
-        ("ms/step", text.milliseconds(variant.step_seconds), variant.step_seconds),
-        ("tokens/s", text.count(variant.tokens_per_second), variant.tokens_per_second),
-        ("state", size(variant.state_bytes or 0), variant.state_bytes),
-        ("status", f'<span class="{_tone(variant)}">{escape(variant.summary())}</span>', None),
-    ]  # fmt: skip
-    body = "".join(
-        f'<td data-label="{name}"{_sorted_by(name, value)}>{cell}</td>'
-        for name, cell, value in cells
-    )
-    name = f'<th scope="row">{swatch(colour)}<span>{show(variant.label)}</span></th>'
-    label = escape(pretty(variant.label))
-    first = ' class="best"' if best and variant.n else ""
-    return f'<tr{first} data-label="{label}">{name}{body}</tr>'
+    label, first = show(line.variant.label), ' class="best"' if best and line.variant.n else ""
+    gap, _, stars = text.gap(line).partition(" ")
+    difference = f'{minus(gap)}<span class="mark">{stars}</span>'
+    if line.primary:
+        difference += f'<span class="against">against {show(line.base.label)}</span>'
+    loss, _, spread = text.loss(line).partition(" ")
+    drawn = {
+        "variant": f"{swatch(colour)}<span>{label}</span>",
+        "val loss": f'<b>{loss}</b> <span class="soft">{spread}</span>',
+        "seeds": _dots(line.variant, colour, reach),
+        "difference": difference if line.difference else f'<span class="soft">{gap}</span>',
+        "status": f'<span class="{_tone(line.variant)}">{escape(line.variant.summary())}</span>',
+    }
+    cells = "".join(_cell(column, line, drawn.get(column.name) or minus(column.text(line)))
+                    for column in text.COLUMNS)  # fmt: skip
+    return f'<tr{first} data-variant="{label}">{cells}</tr>'
 
 
-def _sorted_by(name: str, value: float | None) -> str:
-    """Return the attribute by which a long table is sorted. The status is sorted by its text."""
-    if name == "status":
-        return ""
-    return f' data-value="{"" if value is None else f"{value:.9g}"}"'
+def _cell(column: text.Column, row: Comparison, content: str) -> str:
+    """Return a cell of the headline table. Long tables are sorted by the attribute data-value."""
+    if column.name == "variant":
+        return f'<th scope="row" data-label="variant">{content}</th>'
+    value = 0 if column.name == "difference" and row.variant is row.base else column.value(row)
+    by = "" if column.words else f' data-value="{"" if value is None else f"{value:.9g}"}"'
+    return f'<td data-label="{column.name}"{by}>{content}</td>'
 
 
 def _tone(variant: Variant) -> str:

@@ -1,11 +1,11 @@
-"""Format the headline table for a terminal of any width."""
+"""The headline table for a terminal of any width, and its rows as plain records for `--json`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..comparison import Pairs, comparisons
+from ..comparison import Comparison, Pairs, comparisons
 from ..records import FINISHED, Run
 from ..variants import group_by_variant
 from ..visible import visible
@@ -14,10 +14,6 @@ from . import text
 if TYPE_CHECKING:
     from rich.table import Table
 
-WORDS = ("variant", "status")
-"""Columns of words, which may wrap. Columns of numbers never do."""
-FIRST_TO_GO = ("tok/s", "state", "ms/step", "status", "n", "95 % interval", "difference")
-"""Columns that a narrow terminal does not show. The first ones are left out first."""
 NARROWEST = 14
 """Least width of a column of words."""
 
@@ -33,34 +29,45 @@ def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ())
     from rich.table import Table
 
     lines = text.ordered(comparisons(group_by_variant(runs), primary))
-    rows = [[visible(cell) for cell in text.Row(line).cells()] for line in lines]
-    columns = fitting(rows, width)
+    cells = {c: [visible(c.text(line)) for line in lines] for c in text.COLUMNS}
+    columns = fitting(cells, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for j in columns:
-        words = text.COLUMNS[j] in WORDS
-        table.add_column(text.COLUMNS[j], justify="left" if words else "right", no_wrap=not words,
-                         overflow="fold")  # fmt: skip
+    for column in columns:
+        table.add_column(column.name, justify="left" if column.words else "right",
+                         no_wrap=not column.words, overflow="fold")  # fmt: skip
     best = min((line.variant.rank for line in lines if line.variant.n), default=None)
-    for line, row in zip(lines, rows, strict=True):
+    for line, *row in zip(lines, *(cells[column] for column in columns), strict=True):
         style = "bold" if line.variant.n and line.variant.rank == best else None
         style = style if line.variant.statuses[FINISHED] else "dim"
-        cells = [escape(row[j]) for j in columns]
-        table.add_row(*cells, style="red" if line.variant.diverged else style)
+        table.add_row(*map(escape, row), style="red" if line.variant.diverged else style)
     return table
 
 
-def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indices of the columns that fit. Columns that no row uses are left out."""
-    used = [j for j in range(len(text.COLUMNS)) if any(row[j] for row in rows)]
-    for name in (None, *FIRST_TO_GO):
-        used = [j for j in used if text.COLUMNS[j] != name]
-        if sum(_width(rows, j) + 1 for j in used) <= width:
+def fitting(cells: Mapping[text.Column, Sequence[str]], width: int) -> list[text.Column]:
+    """Return the columns that fit. Columns that no row uses are left out."""
+    for last in range(len(cells) + 1):
+        used = [c for c, texts in cells.items() if any(texts) and not 0 < c.drop <= last]
+        if sum(_width(column, cells[column]) + 1 for column in used) <= width:
             break
     return used
 
 
-def _width(rows: Sequence[Sequence[str]], j: int) -> int:
+def _width(column: text.Column, cells: Sequence[str]) -> int:
     """Return the width that a column needs. A column of words needs at most NARROWEST."""
-    name = text.COLUMNS[j]
-    widest = max(len(name), *(len(row[j]) for row in rows))
-    return min(widest, NARROWEST) if name in WORDS else widest
+    widest = max(map(len, (column.name, *cells)))
+    return min(widest, NARROWEST) if column.words else widest
+
+
+def rows(runs: Sequence[Run], primary: Pairs = ()) -> dict[str, Any]:
+    """Return the rows of the headline table with all digits, and facts that it does not show."""
+    found = text.ordered(comparisons(group_by_variant(runs), primary))
+    return {"variants": [_row(line) for line in found]}
+
+
+def _row(line: Comparison) -> dict[str, Any]:
+    variant, gap = line.variant, line.difference
+    return {column.key: column.value(line) for column in text.COLUMNS} | {
+        "job": variant.job, "losses": {str(seed): x for seed, x in variant.losses.items()},
+        "diverged": variant.diverged, "baseline": line.base.label,
+        "high": gap.high if gap else None, "primary": line.primary, "p": line.p,
+    }  # fmt: skip

@@ -1,61 +1,69 @@
 """Format the numbers of the page and the terminal table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from sodaopt.memory import size
 
 from ..comparison import Comparison
 from ..stats import Difference
 
-COLUMNS = ("variant", "val loss", "n", "difference", "95 % interval", "ms/step", "tok/s", "state",
-           "status")  # fmt: skip
 MANY = 8
 """Most rows of a table that is in the order of the runs. Longer tables are ordered by loss."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the headline table as texts."""
+class Column:
+    """A column of the headline table on the page and in a terminal, and its values for `--json`."""
 
-    line: Comparison
+    name: str
+    key: str
+    """Name of the value for `--json`."""
+    drop: int
+    """Place in the order in which a table that is too wide leaves out columns. 0: it stays."""
+    value: Callable[[Comparison], Any]
+    """The number by which readers of the page sort a long table. Words are sorted by their text."""
+    text: Callable[[Comparison], str]
+    """The text of a cell. A terminal leaves out a column if all its texts are empty."""
+    words: bool = False
+    """Whether the cells are words, which a terminal may wrap. It never wraps numbers."""
 
-    @property
-    def loss(self) -> str:
-        variant = self.line.variant
-        if variant.mean is not None:
-            return f"{variant.mean:.4f}"
+
+def measured(name: str, key: str, drop: int, text: Callable[[Any], str]) -> Column:
+    """Return the column of a property of `Variant`.
+
+    key: name of the property, and of its value for `--json`
+    text: function that formats the property, which may be None
+    """
+    get = attrgetter(f"variant.{key}")
+    return Column(name, key, drop, get, lambda row: text(get(row)))
+
+
+def loss(row: Comparison) -> str:
+    """Return the loss and its spread, or the loss so far in parentheses if no run has finished."""
+    variant = row.variant
+    if variant.mean is None:
         return "" if variant.so_far is None else f"({variant.so_far:.4f})"
+    return f"{variant.mean:.4f}" + ("" if variant.spread is None else f" ± {variant.spread:.4f}")
 
-    @property
-    def spread(self) -> str:
-        spread = self.line.variant.spread
-        return "" if spread is None else f"± {spread:.4f}"
 
-    @property
-    def n(self) -> str:
-        """The number of seeds: '3', or '2/3' if one of three runs has no final loss."""
-        known, runs = self.line.variant.n, len(self.line.variant.runs)
-        return str(runs) if known == runs else f"{known}/{runs}"
+def count_seeds(row: Comparison) -> str:
+    """Return the number of seeds: '3', or '2/3' if one of three runs has no final loss."""
+    known, runs = row.variant.n, len(row.variant.runs)
+    return str(runs) if known == runs else f"{known}/{runs}"
 
-    @property
-    def gap(self) -> str:
-        if self.line.variant is self.line.base:
-            return "baseline"
-        return "" if self.line.difference is None else f"{self.line.difference.mean:+.4f}"
 
-    @property
-    def range(self) -> str:
-        gap = self.line.difference
-        return "" if gap is None else span(gap) or "one seed"
+def gap(row: Comparison) -> str:
+    """Return the difference with its stars."""
+    if row.variant is row.base:
+        return "baseline"
+    return "" if row.difference is None else f"{row.difference.mean:+.4f} {row.stars}".rstrip()
 
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of the row, in the order of COLUMNS."""
-        variant = self.line.variant
-        loss, gap = f"{self.loss} {self.spread}".strip(), f"{self.gap} {self.line.stars}".strip()
-        return (variant.label, loss, self.n, gap, self.range, milliseconds(variant.step_seconds),
-                count(variant.tokens_per_second), size(variant.state_bytes or 0),
-                variant.summary())  # fmt: skip
+
+def interval(row: Comparison) -> str:
+    return "" if row.difference is None else span(row.difference) or "one seed"
 
 
 def ordered(lines: Sequence[Comparison]) -> list[Comparison]:
@@ -106,3 +114,19 @@ def duration(seconds: float | None) -> str:
 
 def seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
+
+
+COLUMNS = (
+    Column("variant", "variant", 0, lambda row: row.variant.label, lambda row: row.variant.label,
+           words=True),
+    Column("val loss", "mean", 0, lambda row: row.variant.mean, loss),
+    Column("seeds", "sd", 1, lambda row: row.variant.spread, lambda row: ""),
+    Column("n", "n", 6, lambda row: row.variant.n, count_seeds),
+    Column("difference", "difference", 8, lambda row: row.difference and row.difference.mean, gap),
+    Column("95 % interval", "low", 7, lambda row: row.difference and row.difference.low, interval),
+    measured("ms/step", "step_seconds", 4, milliseconds),
+    measured("tok/s", "tokens_per_second", 2, count),
+    measured("state", "state_bytes", 3, lambda n: size(n or 0)),
+    Column("status", "status", 5, lambda row: row.variant.summary(),
+           lambda row: row.variant.summary(), words=True),
+)  # fmt: skip

@@ -24,6 +24,8 @@ restoreView();
 sweepCharts(document.getElementById("sweeps"), data.sweeps);
 curveSections(data);
 for (const table of document.querySelectorAll("table.long")) longTable(table);
+fitColumns();
+addEventListener("resize", fitColumns);
 copyButtons(document.querySelector("header .copies"), data.copies);
 for (const cell of document.querySelectorAll(".heat .best")) { // scroll to it on a narrow screen
   const frame = cell.closest(".wide");

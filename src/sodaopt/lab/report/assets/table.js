@@ -1,4 +1,14 @@
-// A long table of variants: sort by a column, filter by words, and switch lines on and off.
+// The table of variants fits its frame. Readers sort and filter a long one, and switch lines on and off.
+
+/** Leave out columns in the order of data-drop, until the table is no wider than its frame. */
+function fitColumns() {
+  const table = document.querySelector(".results"), frame = table.parentElement;
+  const order = [...table.tHead.rows[0].cells].map((head) => +head.dataset.drop || Infinity);
+  for (let last = 0; last <= order.length; last++) {
+    for (const row of table.rows) order.forEach((drop, j) => row.cells[j].classList.toggle("dropped", drop <= last));
+    if (frame.scrollWidth <= frame.clientWidth) return;
+  }
+}
 
 function longTable(table) {
   const rows = [...table.tBodies[0].rows];
@@ -39,7 +49,7 @@ function sortable(table, rows, head, column) {
 
 /** Make the name of a row a button that switches its lines on and off. */
 function lineSwitch(row) {
-  const head = row.cells[0], label = row.dataset.label;
+  const head = row.cells[0], label = row.dataset.variant;
   if (!shown.has(label)) return;
   const button = make("button", { type: "button", class: "line" }, ...head.childNodes);
   head.append(button);
