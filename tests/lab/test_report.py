@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from sodaopt.lab import labels
-from sodaopt.lab.comparison import comparisons
+from sodaopt.lab.comparison import compare
 from sodaopt.lab.records import DIVERGED, FILE, find
 from sodaopt.lab.variants import group_by_variant
 from tests.support.lab_runs import NASTY, comparison, fake
@@ -72,7 +72,7 @@ def shown(runs, width=100, primary=()):
 
 
 def compared(folder, primary=()):
-    return comparisons(group_by_variant(find([folder])), primary)
+    return compare(group_by_variant(find([folder])), primary)
 
 
 # -- the page -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from sodaopt.lab import labels, stats
 from sodaopt.lab import variants as lab
-from sodaopt.lab.comparison import bases, comparisons
+from sodaopt.lab.comparison import bases, compare
 from tests.support.lab_runs import fake
 
 
@@ -217,7 +217,7 @@ def test_a_diverged_seed_ranks_last(tmp_path):
     assert [v.job["lr"] for v in sorted(variants, key=lambda v: v.rank)] == [0.1, 0.05, 0.2]
     assert lab.best(variants, "lr") == {"muon": 0.1}
     assert [v.job["lr"] for v in bases(variants)] == [0.1] * 3
-    rest, base, gone = comparisons(variants)
+    rest, base, gone = compare(variants)
     assert (gone.difference, gone.variant.summary()) == (None, "2 of 3 diverged")
     assert (base.difference, rest.difference.mean) == (None, pytest.approx(0.2))
 
@@ -233,7 +233,7 @@ def test_rows_with_unequal_seeds(tmp_path):
     )
     assert [v.n for v in variants] == [3, 1, 1, 3]
     assert min(variants, key=lambda v: v.mean).job["wd"] == 0.1
-    rows = comparisons(variants)
+    rows = compare(variants)
     assert [row.base.label for row in rows] == ["muon wd=0"] * 4
     assert [row.difference.mean for row in rows[1:]] == pytest.approx([0.01, 0.03, -0.02])
     assert all(row.difference.low is not None for row in rows[1:]), "residuals are pooled"
@@ -245,13 +245,13 @@ def test_only_primary_comparisons_are_tested(tmp_path):
             for o, gap, noise in (("muon", 0, 0), ("soda(muon)", -0.1, 0.004), ("lion", 0.1, 0.003))
             for s, x in SEEDS]  # fmt: skip
     variants = made(tmp_path, *runs)
-    assert [row.p for row in comparisons(variants)] == [None] * 3
+    assert [row.p for row in compare(variants)] == [None] * 3
     folder = {v.label: v.runs[0].folder.name for v in variants}
     one = [(folder["soda(muon)"], folder["muon"])]
-    _, soda, lion = comparisons(variants, one)
+    _, soda, lion = compare(variants, one)
     assert (soda.p, lion.p) == (soda.difference.p, None)
     assert (soda.stars, lion.stars, lion.difference.clear) == ("***", "", True)
-    both = comparisons(variants, [*one, (folder["lion"], folder["soda(muon)"])])
+    both = compare(variants, [*one, (folder["lion"], folder["soda(muon)"])])
     assert [row.base.label for row in both] == ["muon", "muon", "soda(muon)"]
     assert [row.p for row in both[1:]] == stats.holm([row.difference.p for row in both[1:]])
 

@@ -37,7 +37,7 @@ class Comparison:
         return stars(self.p)
 
 
-def comparisons(variants: Sequence[Variant], primary: Pairs = ()) -> list[Comparison]:
+def compare(variants: Sequence[Variant], primary: Pairs = ()) -> list[Comparison]:
     """Compare each variant with its baseline, in the order of the variants."""
     at, known, named = scales(variants), fits(variants), _named(variants, primary)
     rows = []

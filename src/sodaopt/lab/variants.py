@@ -31,8 +31,8 @@ class Variant:
     """Loss at the average seed, from the fit. It is the mean if all variants have equal seeds."""
 
     @cached_property
-    def line(self) -> str:
-        """A text that is equal for variants that differ in learning rate and weight decay only."""
+    def sweep_key(self) -> str:
+        """A text that is equal for the variants of a sweep of learning rate and weight decay."""
         return labels.key(labels.without_seed(self.job, AXES))
 
     @cached_property
@@ -114,8 +114,10 @@ def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
     variants = [
         Variant(label, job, sorted(kept, key=_seed), again) for label, job, kept, again in named
     ]
-    lines = list(dict.fromkeys(variant.line for variant in variants))
-    variants.sort(key=lambda v: (lines.index(v.line), *(float(v.job.get(a) or 0) for a in AXES)))
+    sweeps = list(dict.fromkeys(variant.sweep_key for variant in variants))
+    variants.sort(
+        key=lambda v: (sweeps.index(v.sweep_key), *(float(v.job.get(a) or 0) for a in AXES))
+    )
     at, known = scales(variants), fits(variants)
     return [replace(v, level=_level(v, known.get(a))) for v, a in zip(variants, at, strict=True)]
 
@@ -123,11 +125,11 @@ def group_by_variant(runs: Iterable[Run]) -> list[Variant]:
 def scales(variants: Sequence[Variant]) -> list[str]:
     """Return the scale of each variant. Only variants of one scale are compared.
 
-    If there is only one line of variants at each scale, all count as one scale.
+    If there is only one sweep at each scale, all count as one scale.
     """
     found = [scale(variant.job) for variant in variants]
-    lines = {(at, variant.line) for at, variant in zip(found, variants, strict=True)}
-    return found if len({at for at, _ in lines}) < len(lines) else [""] * len(found)
+    sweeps = {(at, variant.sweep_key) for at, variant in zip(found, variants, strict=True)}
+    return found if len({at for at, _ in sweeps}) < len(sweeps) else [""] * len(found)
 
 
 def fits(variants: Sequence[Variant]) -> dict[str, stats.Fit]:
@@ -244,7 +246,7 @@ def sweep(variants: Sequence[Variant], axis: str) -> list[SweepLine]:
     """Return one line for each set of variants that differ in AXES only."""
     groups: dict[str, list[Variant]] = {}
     for variant in variants:
-        groups.setdefault(variant.line, []).append(variant)
+        groups.setdefault(variant.sweep_key, []).append(variant)
     jobs = [labels.without_seed(group[0].job, AXES) for group in groups.values()]
     named = zip(labels.labels(jobs), jobs, groups.values(), strict=True)
     return [SweepLine(label, job, _points(group, axis), len(group)) for label, job, group in named]

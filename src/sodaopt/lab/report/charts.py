@@ -83,17 +83,17 @@ def curves(variants: Sequence[Variant], kind: str) -> list[Curve]:
     return [thin(curve, limit, kind == "step") for curve in found if curve.steps]
 
 
-def gaps(lines: Sequence[Comparison]) -> list[Curve]:
+def gaps(comparisons: Sequence[Comparison]) -> list[Curve]:
     """Return the difference of each variant to its baseline along the run.
 
     A curve is the mean over the seeds that both have, and its band is the 95 % interval.
     """
-    variants = [line.variant for line in lines]
+    variants = [c.variant for c in comparisons]
     heads, found = len(sweep(variants, AXES[0])), []
-    for line, colour in zip(lines, colours(variants), strict=True):
-        if line.variant is not line.base:
-            at = _differences(line.variant, line.base)
-            curve = _curve(line.variant.label, colour, colour < heads, at, False)
+    for comparison, colour in zip(comparisons, colours(variants), strict=True):
+        if comparison.variant is not comparison.base:
+            at = _differences(comparison.variant, comparison.base)
+            curve = _curve(comparison.variant.label, colour, colour < heads, at, False)
             found.append(_with_interval(curve, at))
     limit = max(100, min(POINTS, BUDGET // max(1, len(found))))
     return [thin(curve, limit) for curve in found if curve.steps]

@@ -20,7 +20,7 @@ from typing import Any
 from sodaopt import __version__
 
 from .. import labels
-from ..comparison import Comparison, Pairs, comparisons
+from ..comparison import Comparison, Pairs, compare
 from ..files import write_atomically
 from ..labels import pretty
 from ..records import Run
@@ -83,7 +83,7 @@ def write_report(
 
 def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str = "") -> str:
     """Return the page as HTML. The arguments are those of `write_report`."""
-    lines = comparisons(found, primary)
+    compared = compare(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))
     parts = {
@@ -92,16 +92,16 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str
         "licence": asset("uPlot.LICENSE"),
         "style": asset("uPlot.min.css") + asset("page.css"),
         "facts": " · ".join(map(tables.show, facts(runs))),
-        "headlines": "".join(map(headline, sentences.headlines(lines)[:4])),
-        "results": tables.results(lines),
+        "headlines": "".join(map(headline, sentences.headlines(compared)[:4])),
+        "results": tables.results(compared),
         "heat": heat.heat_section(found),
-        "baseline": _baseline(lines),
+        "baseline": _baseline(compared),
         "differing": tables.differing_table(found),
-        "notes": "".join(f"<li>{tables.show(note)}</li>" for note in sentences.notes(lines)),
+        "notes": "".join(f"<li>{tables.show(note)}</li>" for note in sentences.notes(compared)),
         "samples": section("samples", "Samples", tables.samples(found)),
         "setup": tables.setup(runs),
         "runs": tables.runs_table(found),
-        "data": embedded(data(lines) | {"copies": copies(found, command)}),
+        "data": embedded(data(compared) | {"copies": copies(found, command)}),
         "plot": plot,
         "script": script,
         "version": escape(__version__),
@@ -109,9 +109,9 @@ def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str
     return Template(asset("page.html")).substitute(parts)
 
 
-def _baseline(lines: Sequence[Comparison]) -> str:
+def _baseline(comparisons: Sequence[Comparison]) -> str:
     """Return the name of the baseline if all differences are to the same one, as HTML."""
-    names = {line.base.label for line in lines if line.variant is not line.base}
+    names = {c.base.label for c in comparisons if c.variant is not c.base}
     return tables.show(names.pop()) if len(names) == 1 else "the baseline"
 
 
@@ -147,12 +147,12 @@ def policy(*scripts: str) -> str:
 # -- data -----------------------------------------------------------------------------------------
 
 
-def data(lines: Sequence[Comparison]) -> dict[str, Any]:
+def data(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """Return the data of the charts."""
-    found = [line.variant for line in lines]
+    found = [c.variant for c in comparisons]
     small = charts.dynamics(found)
     return {
-        "gap": [asdict(curve) for curve in charts.gaps(lines)],
+        "gap": [asdict(curve) for curve in charts.gaps(comparisons)],
         "val": [asdict(curve) for curve in charts.curves(found, "val")],
         "train": [asdict(curve) for curve in charts.curves(found, "step")],
         "dynamics": {role: {name: [asdict(c) for c in some] for name, some in rows.items()}

@@ -189,7 +189,7 @@ def heat_maps(variants: Sequence[Variant]) -> list[HeatMap]:
     """Return a map for each optimizer with several learning rates and weight decays."""
     groups: dict[str, list[Variant]] = {}
     for variant in variants:
-        groups.setdefault(variant.line, []).append(variant)
+        groups.setdefault(variant.sweep_key, []).append(variant)
     jobs = [labels.without_seed(group[0].job, AXES) for group in groups.values()]
     named = zip(labels.labels(jobs), groups.values(), strict=True)
     found = [_heat_map(label, group) for label, group in named]

@@ -10,18 +10,18 @@ from ..variants import notes as run_notes
 from .text import loss, probability, seeds, span
 
 
-def headlines(lines: Sequence[Comparison]) -> list[tuple[str, str]]:
+def headlines(comparisons: Sequence[Comparison]) -> list[tuple[str, str]]:
     """Return a sentence for each scale of the runs, as (subject, rest of the sentence)."""
     groups: dict[str, list[Comparison]] = {}
-    for line in lines:
-        groups.setdefault(line.scale, []).append(line)
+    for comparison in comparisons:
+        groups.setdefault(comparison.scale, []).append(comparison)
     return [_headline(group) for group in groups.values()]
 
 
 def _headline(group: Sequence[Comparison]) -> tuple[str, str]:
-    done = sorted((line for line in group if line.variant.n), key=lambda line: line.variant.rank)
+    done = sorted((c for c in group if c.variant.n), key=lambda c: c.variant.rank)
     if not done:
-        gone = all(line.variant.diverged == len(line.variant.runs) for line in group)
+        gone = all(c.variant.diverged == len(c.variant.runs) for c in group)
         return "", "Every run diverged." if gone else "No run has finished yet."
     best, name = done[0].variant, done[0].variant.label
     value = f"{loss(done[0])} ({seeds(best.n)})"
@@ -36,7 +36,7 @@ def _against(best: Comparison, others: Sequence[Comparison]) -> str:
     """Compare the best variant with the baseline, or with the next best if it is the baseline."""
     if best.difference is not None:
         return f": {_compared(best.difference)} than {best.base.label}{_doubt(best)}"
-    second = next((line for line in others if line.difference and line.base is best.variant), None)
+    second = next((c for c in others if c.difference and c.base is best.variant), None)
     if second is None or second.difference is None:
         return ""
     gap = _compared(second.difference)
@@ -47,12 +47,12 @@ def _compared(gap: Difference) -> str:
     return f"{abs(gap.mean):.4f} {'lower' if gap.mean < 0 else 'higher'}"
 
 
-def _doubt(line: Comparison) -> str:
+def _doubt(comparison: Comparison) -> str:
     """Say how certain a difference is."""
-    gap = line.difference
+    gap = comparison.difference
     if gap is None or gap.low is None:
         return ", with one seed each"
-    p = f", {_p(line.p)}" if line.p is not None else ""
+    p = f", {_p(comparison.p)}" if comparison.p is not None else ""
     zero = "" if gap.clear else ", which includes zero"
     return f" ({LEVEL:.0%} interval {span(gap)}{zero}{p})".replace("%", " %")
 
@@ -62,28 +62,28 @@ def _p(p: float) -> str:
     return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
 
 
-def notes(lines: Sequence[Comparison]) -> list[str]:
+def notes(comparisons: Sequence[Comparison]) -> list[str]:
     """Return the notes below the table."""
-    found = [line.variant for line in lines]
+    found = [c.variant for c in comparisons]
     said = []
     if any(variant.spread is not None for variant in found):
         said.append("± is the sample standard deviation over seeds.")
-    said += [*_fitted(lines), *_primary(lines), *_unequal(found)]
+    said += [*_fitted(comparisons), *_primary(comparisons), *_unequal(found)]
     if any(swept(sweep(found, axis)) for axis in AXES):
         said.append("The best row of a sweep is the baseline. Its loss is a little too low, "
                     "because it was chosen by the same seeds.")  # fmt: skip
-    if any(line.difference and line.difference.low is None for line in lines):
+    if any(c.difference and c.difference.low is None for c in comparisons):
         said.append("With one seed, a difference has no interval: if it is small, it may be noise.")
     return said + _caveats(found)
 
 
-def _fitted(lines: Sequence[Comparison]) -> list[str]:
+def _fitted(comparisons: Sequence[Comparison]) -> list[str]:
     """Describe the fit and its power. If several scales have a fit, describe the first."""
-    tested = [line for line in lines if line.difference and line.difference.low is not None]
-    fit = next((line.fit for line in tested if line.fit is not None), None)
+    tested = [c for c in comparisons if c.difference and c.difference.low is not None]
+    fit = next((c.fit for c in tested if c.fit is not None), None)
     if fit is None or fit.sd is None:
         return []
-    n = min(min(line.variant.n, line.base.n) for line in tested if line.fit is fit)
+    n = min(min(c.variant.n, c.base.n) for c in tested if c.fit is fit)
     least = detectable(fit.sd, n, fit.freedom)
     return [f"Differences are to the baseline. Their 95 % intervals are from one fit, {MODEL}, to "
             f"all rows (residual sd {fit.sd:.4f}, {fit.freedom} degrees of freedom).",
@@ -91,15 +91,15 @@ def _fitted(lines: Sequence[Comparison]) -> list[str]:
             f"{POWER:.0%}.".replace("%.", " %.")]  # fmt: skip
 
 
-def _primary(lines: Sequence[Comparison]) -> list[str]:
+def _primary(comparisons: Sequence[Comparison]) -> list[str]:
     """Name the primary comparisons with their p values."""
-    tested = [line for line in lines if line.p is not None]
+    tested = [c for c in comparisons if c.p is not None]
     if not tested:
-        several = sum(line.difference is not None and line.difference.low is not None
-                      for line in lines) > 1  # fmt: skip
+        several = sum(c.difference is not None and c.difference.low is not None
+                      for c in comparisons) > 1  # fmt: skip
         return ["The intervals are not corrected for the number of rows."] if several else []
-    named = ", ".join(f"{line.variant.label} against {line.base.label} ({_p(line.p or 0.0)})"
-                      for line in tested)  # fmt: skip
+    named = ", ".join(f"{c.variant.label} against {c.base.label} ({_p(c.p or 0.0)})"
+                      for c in tested)  # fmt: skip
     holm = f", after Holm's correction for {len(tested)}" if len(tested) > 1 else ""
     return [f"Primary comparisons, named before the runs: {named}{holm}. Stars are only for them: "
             "* is p below 0.05, ** below 0.01, *** below 0.001."]  # fmt: skip

@@ -41,57 +41,62 @@ def swatch(colour: int) -> str:
 # -- results --------------------------------------------------------------------------------------
 
 
-def results(lines: Sequence[Comparison]) -> str:
+def results(comparisons: Sequence[Comparison]) -> str:
     """Return the headline table. Readers can sort and filter a long one."""
-    variants = [line.variant for line in lines]
-    colours = {v.label: c for v, c in zip(variants, charts.colours(variants), strict=True)}
-    ends = [end for line in lines for end in panels.interval(line.variant)]
+    variants = [c.variant for c in comparisons]
+    colours = dict(zip((v.label for v in variants), charts.colours(variants), strict=True))
+    ends = [end for c in comparisons for end in panels.interval(c.variant)]
     reach = panels.window(ends) if ends else (0.0, 1.0)
-    best = min((line.variant.rank for line in lines if line.variant.n), default=None)
+    best = min((c.variant.rank for c in comparisons if c.variant.n), default=None)
     body = "".join(
-        _result(line, colours[line.variant.label], reach, line.variant.rank == best)
-        for line in text.ordered(lines)
+        _result(c, colours[c.variant.label], reach, c.variant.rank == best)
+        for c in text.ordered(comparisons)
     )
-    several = len({line.base.label for line in lines}) > len({line.scale for line in lines})
-    fine = all(line.variant.statuses.keys() == {FINISHED} for line in lines)
+    several = len({c.base.label for c in comparisons}) > len({c.scale for c in comparisons})
+    fine = all(c.variant.statuses.keys() == {FINISHED} for c in comparisons)
     head = "".join(f'<th scope="col" data-label="{c.name}" data-drop="{c.drop}">{c.name}</th>'
                    for c in text.COLUMNS)  # fmt: skip
-    long = len(lines) > text.MANY
+    long = len(comparisons) > text.MANY
     name = "results" + " long" * long + " fine" * fine + " several" * several
     table = f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     region = 'class="wide tall" tabindex="0" role="region" aria-label="All variants"'
     return f"<div {region}>{table}</div>" if long else f'<div class="wide">{table}</div>'
 
 
-def _result(line: Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
+def _result(comparison: Comparison, colour: int, reach: tuple[float, float], best: bool) -> str:
     """Return a row of the headline table.
 
     reach: the range of losses that the small charts show
     best: whether the variant has the lowest loss
     """
-    label, first = show(line.variant.label), ' class="best"' if best and line.variant.n else ""
-    gap, _, stars = text.gap(line).partition(" ")
+    variant, base = comparison.variant, comparison.base
+    label, first = show(variant.label), ' class="best"' if best and variant.n else ""
+    gap, _, stars = text.gap(comparison).partition(" ")
     difference = f'{minus(gap)}<span class="mark">{stars}</span>'
-    if line.primary:
-        difference += f'<span class="against">against {show(line.base.label)}</span>'
-    loss, _, spread = text.loss(line).partition(" ")
+    if comparison.primary:
+        difference += f'<span class="against">against {show(base.label)}</span>'
+    loss, _, spread = text.loss(comparison).partition(" ")
     drawn = {
         "variant": f"{swatch(colour)}<span>{label}</span>",
         "val loss": f'<b>{loss}</b> <span class="soft">{spread}</span>',
-        "seeds": _dots(line.variant, colour, reach),
-        "difference": difference if line.difference else f'<span class="soft">{gap}</span>',
-        "status": f'<span class="{_tone(line.variant)}">{escape(line.variant.summary())}</span>',
+        "seeds": _dots(variant, colour, reach),
+        "difference": difference if comparison.difference else f'<span class="soft">{gap}</span>',
+        "status": f'<span class="{_tone(variant)}">{escape(variant.summary())}</span>',
     }
-    cells = "".join(_cell(column, line, drawn.get(column.name) or minus(column.text(line)))
-                    for column in text.COLUMNS)  # fmt: skip
+    cells = "".join(_cell(c, comparison, drawn.get(c.name, "")) for c in text.COLUMNS)
     return f'<tr{first} data-variant="{label}">{cells}</tr>'
 
 
-def _cell(column: text.Column, row: Comparison, content: str) -> str:
-    """Return a cell of the headline table. Long tables are sorted by the attribute data-value."""
+def _cell(column: text.Column, comparison: Comparison, drawn: str) -> str:
+    """Return a cell of the headline table. Long tables are sorted by the attribute data-value.
+
+    drawn: the content as HTML, or an empty string for the column's text
+    """
+    content = drawn or minus(column.text(comparison))
     if column.name == "variant":
         return f'<th scope="row" data-label="variant">{content}</th>'
-    value = 0 if column.name == "difference" and row.variant is row.base else column.value(row)
+    baseline = column.name == "difference" and comparison.variant is comparison.base
+    value = 0 if baseline else column.value(comparison)
     by = "" if column.words else f' data-value="{"" if value is None else f"{value:.9g}"}"'
     return f'<td data-label="{column.name}"{by}>{content}</td>'
 
@@ -187,14 +192,14 @@ def runs_table(variants: Sequence[Variant]) -> str:
     """Return a table of all runs, with their results and the facts in which they differ."""
     runs = [(variant, run) for variant in variants for run in variant.runs]
     extra = _extra([run for _, run in runs])
-    names, lines = [*OUTCOME, *(name for _, name in extra)], [_run(run, extra) for _, run in runs]
-    used = [j for j in range(len(names)) if any(line[j] for line in lines)]
+    names, cells = [*OUTCOME, *(name for _, name in extra)], [_run(run, extra) for _, run in runs]
+    used = [j for j in range(len(names)) if any(row[j] for row in cells)]
     head = "".join(f'<th scope="col">{show(names[j])}</th>' for j in used)
     body = "".join(
         f'<tr><th scope="row" title="{escape(run.folder.name)}">{show(variant.label)}</th>'
-        + "".join(f"<td>{line[j]}</td>" for j in used)
+        + "".join(f"<td>{row[j]}</td>" for j in used)
         + "</tr>"
-        for (variant, run), line in zip(runs, lines, strict=True)
+        for (variant, run), row in zip(runs, cells, strict=True)
     )
     first = '<th scope="col">variant</th>'
     table = (

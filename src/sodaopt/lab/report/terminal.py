@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..comparison import Comparison, Pairs, comparisons
+from ..comparison import Comparison, Pairs, compare
 from ..records import FINISHED, Run
 from ..variants import group_by_variant
 from ..visible import visible
@@ -28,18 +28,18 @@ def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ())
     from rich.markup import escape
     from rich.table import Table
 
-    lines = text.ordered(comparisons(group_by_variant(runs), primary))
-    cells = {c: [visible(c.text(line)) for line in lines] for c in text.COLUMNS}
+    comparisons = text.ordered(compare(group_by_variant(runs), primary))
+    cells = {column: [visible(column.text(c)) for c in comparisons] for column in text.COLUMNS}
     columns = fitting(cells, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column.name, justify="left" if column.words else "right",
                          no_wrap=not column.words, overflow="fold")  # fmt: skip
-    best = min((line.variant.rank for line in lines if line.variant.n), default=None)
-    for line, *row in zip(lines, *(cells[column] for column in columns), strict=True):
-        style = "bold" if line.variant.n and line.variant.rank == best else None
-        style = style if line.variant.statuses[FINISHED] else "dim"
-        table.add_row(*map(escape, row), style="red" if line.variant.diverged else style)
+    best = min((c.variant.rank for c in comparisons if c.variant.n), default=None)
+    for comparison, *row in zip(comparisons, *(cells[column] for column in columns), strict=True):
+        style = "bold" if comparison.variant.n and comparison.variant.rank == best else None
+        style = style if comparison.variant.statuses[FINISHED] else "dim"
+        table.add_row(*map(escape, row), style="red" if comparison.variant.diverged else style)
     return table
 
 
@@ -60,14 +60,14 @@ def _width(column: text.Column, cells: Sequence[str]) -> int:
 
 def rows(runs: Sequence[Run], primary: Pairs = ()) -> dict[str, Any]:
     """Return the rows of the headline table with all digits, and facts that it does not show."""
-    found = text.ordered(comparisons(group_by_variant(runs), primary))
-    return {"variants": [_row(line) for line in found]}
+    found = text.ordered(compare(group_by_variant(runs), primary))
+    return {"variants": [_row(comparison) for comparison in found]}
 
 
-def _row(line: Comparison) -> dict[str, Any]:
-    variant, gap = line.variant, line.difference
-    return {column.key: column.value(line) for column in text.COLUMNS} | {
+def _row(comparison: Comparison) -> dict[str, Any]:
+    variant, gap = comparison.variant, comparison.difference
+    return {column.key: column.value(comparison) for column in text.COLUMNS} | {
         "job": variant.job, "losses": {str(seed): x for seed, x in variant.losses.items()},
-        "diverged": variant.diverged, "baseline": line.base.label,
-        "high": gap.high if gap else None, "primary": line.primary, "p": line.p,
+        "diverged": variant.diverged, "baseline": comparison.base.label,
+        "high": gap.high if gap else None, "primary": comparison.primary, "p": comparison.p,
     }  # fmt: skip

@@ -38,40 +38,41 @@ def measured(name: str, key: str, drop: int, text: Callable[[Any], str]) -> Colu
     text: function that formats the property, which may be None
     """
     get = attrgetter(f"variant.{key}")
-    return Column(name, key, drop, get, lambda row: text(get(row)))
+    return Column(name, key, drop, get, lambda c: text(get(c)))
 
 
-def loss(row: Comparison) -> str:
+def loss(comparison: Comparison) -> str:
     """Return the loss and its spread, or the loss so far in parentheses if no run has finished."""
-    variant = row.variant
+    variant = comparison.variant
     if variant.mean is None:
         return "" if variant.so_far is None else f"({variant.so_far:.4f})"
     return f"{variant.mean:.4f}" + ("" if variant.spread is None else f" ± {variant.spread:.4f}")
 
 
-def count_seeds(row: Comparison) -> str:
+def count_seeds(comparison: Comparison) -> str:
     """Return the number of seeds: '3', or '2/3' if one of three runs has no final loss."""
-    known, runs = row.variant.n, len(row.variant.runs)
+    known, runs = comparison.variant.n, len(comparison.variant.runs)
     return str(runs) if known == runs else f"{known}/{runs}"
 
 
-def gap(row: Comparison) -> str:
+def gap(comparison: Comparison) -> str:
     """Return the difference with its stars."""
-    if row.variant is row.base:
+    if comparison.variant is comparison.base:
         return "baseline"
-    return "" if row.difference is None else f"{row.difference.mean:+.4f} {row.stars}".rstrip()
+    difference = comparison.difference
+    return "" if difference is None else f"{difference.mean:+.4f} {comparison.stars}".rstrip()
 
 
-def interval(row: Comparison) -> str:
-    return "" if row.difference is None else span(row.difference) or "one seed"
+def interval(comparison: Comparison) -> str:
+    return "" if comparison.difference is None else span(comparison.difference) or "one seed"
 
 
-def ordered(lines: Sequence[Comparison]) -> list[Comparison]:
+def ordered(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the rows in the order of the runs. If there are many, the best of a scale is first."""
-    if len(lines) <= MANY:
-        return list(lines)
-    scales = list(dict.fromkeys(line.scale for line in lines))
-    return sorted(lines, key=lambda line: (scales.index(line.scale), line.variant.rank))
+    if len(comparisons) <= MANY:
+        return list(comparisons)
+    scales = list(dict.fromkeys(c.scale for c in comparisons))
+    return sorted(comparisons, key=lambda c: (scales.index(c.scale), c.variant.rank))
 
 
 def span(gap: Difference) -> str:
@@ -117,16 +118,16 @@ def seeds(n: int) -> str:
 
 
 COLUMNS = (
-    Column("variant", "variant", 0, lambda row: row.variant.label, lambda row: row.variant.label,
+    Column("variant", "variant", 0, lambda c: c.variant.label, lambda c: c.variant.label,
            words=True),
-    Column("val loss", "mean", 0, lambda row: row.variant.mean, loss),
-    Column("seeds", "sd", 1, lambda row: row.variant.spread, lambda row: ""),
-    Column("n", "n", 6, lambda row: row.variant.n, count_seeds),
-    Column("difference", "difference", 8, lambda row: row.difference and row.difference.mean, gap),
-    Column("95 % interval", "low", 7, lambda row: row.difference and row.difference.low, interval),
+    Column("val loss", "mean", 0, lambda c: c.variant.mean, loss),
+    Column("seeds", "sd", 1, lambda c: c.variant.spread, lambda c: ""),
+    Column("n", "n", 6, lambda c: c.variant.n, count_seeds),
+    Column("difference", "difference", 8, lambda c: c.difference and c.difference.mean, gap),
+    Column("95 % interval", "low", 7, lambda c: c.difference and c.difference.low, interval),
     measured("ms/step", "step_seconds", 4, milliseconds),
     measured("tok/s", "tokens_per_second", 2, count),
     measured("state", "state_bytes", 3, lambda n: size(n or 0)),
-    Column("status", "status", 5, lambda row: row.variant.summary(),
-           lambda row: row.variant.summary(), words=True),
+    Column("status", "status", 5, lambda c: c.variant.summary(),
+           lambda c: c.variant.summary(), words=True),
 )  # fmt: skip
