@@ -18,13 +18,12 @@ import numpy as np
 
 from ..files import write_atomically
 from . import texts
+from .dataset import CHECKED, FORMAT, META
 from .shards import DataError, Ids, sha256, write_shard
 from .shuffle import Indices, permutation
 from .staging import staged
 from .tokenizer import FILE, GPT2, Tokenizer
 
-META, FORMAT = "meta.json", 1
-CHECKED = "checked.json"  # the largest id of each shard
 SHARD_TOKENS = 100_000_000
 BATCH = 1 << 20  # characters that a thread encodes at a time
 CHUNK = 1 << 26  # ids to read at a time

@@ -13,12 +13,13 @@ from typing import Any
 
 from ..files import write_atomically
 from . import tokenizer as tokenizers
-from .build import CHECKED, FORMAT, META
 from .shards import DataError, count_tokens, largest_id, sha256
 from .staging import ENDING
 from .tokenizer import GPT2, GPT2_VOCAB, Tokenizer
 
 KINDS = ("train", "val")
+META, FORMAT = "meta.json", 1
+CHECKED = "checked.json"  # the largest id of each shard
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
 
+from .dataset import open_folder
 from .shards import DataError, open_shard
 from .tokenizer import EOT
 
@@ -93,8 +94,6 @@ def _parquet(path: Path, raw: BinaryIO, field: str) -> Iterator[str]:
 
 def _shard(path: Path, raw: BinaryIO) -> Iterator[str]:
     """Yield the documents of a shard, decoded with the tokenizer of its data set."""
-    from .dataset import open_folder  # here, because dataset.py imports this module
-
     tokenizer, ids = open_folder(path.parent).tokenizer(), open_shard(path)
     ends = [*(int(at) for at in np.flatnonzero(ids == tokenizer.eot)), len(ids)]
     for begin, end in pairwise([-1, *ends]):
