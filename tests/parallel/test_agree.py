@@ -293,15 +293,16 @@ def undone() -> None:
 def outside_the_mesh() -> None:
     """A rank that is not in the mesh of a parameter has no part of it."""
     mesh = DeviceMesh("cpu", [0, 1])
-    p = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
-    p.grad = torch.ones_like(p)
-    opt = SODA([p], 0.1, zoo.muon())
-    if dist.get_rank() < 2:
-        opt.step()
-    else:
-        message = "parameter 0 of group 0 .* is on a mesh without this rank"
-        with pytest.raises(RuntimeError, match=message):
+    for method in (zoo.muon(), zoo.shampoo()):
+        p = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+        p.grad = torch.ones_like(p)
+        opt = SODA([p], 0.1, method)
+        if dist.get_rank() < 2:
             opt.step()
+        else:
+            message = "parameter 0 of group 0 .* is on a mesh without this rank"
+            with pytest.raises(RuntimeError, match=message):
+                opt.step()
 
 
 def other_default_device(parallelism: str) -> None:

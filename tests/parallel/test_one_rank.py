@@ -59,6 +59,26 @@ def test_a_mesh_is_not_a_process_group() -> None:
         SODA([nn.Parameter(torch.ones(2, 2))], 1.0, zoo.muon(), process_group=mesh)
 
 
+def test_state_is_cut_like_fully_shard_cuts() -> None:
+    """Of the 7 rows of R, the first of two TP ranks has 4, and the last of three FSDP ranks none.
+    `distribute_tensor` would give it the last row."""
+    import torch.testing._internal.distributed.fake_pg
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    dist.init_process_group("fake", store=dist.HashStore(), rank=4, world_size=6)
+    try:
+        placements = _StridedShard(0, split_factor=2), Shard(0)
+        mesh = init_device_mesh("cpu", (3, 2))
+        p = nn.Parameter(DTensor.from_local(torch.ones(2, 7), mesh, placements))
+        s: Any = SODA([p], 1.0, zoo.shampoo()).state[p]
+        assert (s["R"].shape, s["R"].to_local().shape) == ((7, 7), (0, 7))
+        assert torch.equal(s["L"].to_local(), 1e-12 * torch.eye(12)[4:6])
+    finally:
+        dist.destroy_process_group()
+
+
 def one_rank(backend: str, device: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard

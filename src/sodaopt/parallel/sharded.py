@@ -7,6 +7,7 @@ wrong result without an error.
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -50,11 +51,15 @@ def swap(a: Tensor, b: Tensor) -> None:
     b.copy_(held)
 
 
-def like(t: Tensor, p: Any) -> Tensor:
-    """Return the DTensor, placed like p, whose shard on this rank is t. If p is plain, it is t."""
+def like(t: Tensor, p: Any, whole: Any = None) -> Tensor:
+    """Return the DTensor, placed like p, whose shard on this rank is t. If p is plain, it is t.
+
+    whole: a tensor with the shape and the strides of the DTensor. By default it is p.
+    """
     if not is_sharded(p):
         return t
-    shape, stride = p.shape, p.stride()
+    whole = p if whole is None else whole
+    shape, stride = whole.shape, whole.stride()
     made: Tensor = type(p).from_local(t, p.device_mesh, p.placements, shape=shape, stride=stride)
     return made
 
@@ -75,14 +80,12 @@ def place(t: Tensor, p: Any) -> Tensor:
     """Return t, which every rank has whole, as a DTensor placed like p. If p is plain, return t."""
     if not is_sharded(p) or is_sharded(t):
         return t
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(t, p.device_mesh, p.placements, src_data_rank=None)
+    return like(part(t, p).clone(), p, t)
 
 
 def part(t: Tensor, p: Any) -> Tensor:
-    """This rank's shard of a whole tensor on any device, as a view."""
-    for d, axis in enumerate(box(p) if is_sharded(p) else ()):
+    """This rank's shard of a whole tensor on any device, as a view. p says how it is cut."""
+    for d, axis in enumerate(box(p, t.shape) if is_sharded(p) else ()):
         t = t.narrow(d, axis.start, len(axis))
     return t
 
@@ -103,7 +106,7 @@ def element_indices(p: Any, begin: int, stop: int) -> range | Tensor:
     """The indices in p of elements begin..stop-1 of this rank's shard, as a range if contiguous."""
     if not is_sharded(p) or not p.ndim:
         return range(begin, stop)
-    axes = box(p)
+    axes = box(p, p.shape)
     if tuple(map(len, axes[1:])) == p.shape[1:]:
         first = axes[0].start * p.shape[1:].numel()
         return range(first + begin, first + stop)
@@ -119,9 +122,14 @@ def placement_of(p: Any) -> Placement:
     return _placement(tuple(p.device_mesh.shape), tuple(p.placements), p.ndim)
 
 
-def box(p: Any) -> Box:
-    """The slice of the DTensor p that this rank has."""
-    return placement_of(p).box(tuple(p.shape), p.device_mesh.get_coordinate())
+def box(p: Any, shape: Sequence[int]) -> Box:
+    """The slice that this rank has of a tensor of this shape, cut like the DTensor p.
+
+    torch's `distribute_tensor` cuts a dimension of FSDP x TP that divides unevenly in another way
+    than `fully_shard`, which cuts as this function does.
+    """
+    outside = p.device_mesh.shape  # coordinates that have nothing, for ranks outside the mesh
+    return placement_of(p).box(tuple(shape), p.device_mesh.get_coordinate() or outside)
 
 
 @lru_cache(maxsize=1024)
