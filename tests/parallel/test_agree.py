@@ -181,16 +181,28 @@ def faulty(parallelism: str, fault: str, after: int) -> None:
     assert len(set(everybody(str(e.value)))) == 1, "the ranks raised different errors"
 
 
-def added(parallelism: str) -> None:
-    """Groups that are added during a run are compared too."""
-    opt = optimizer(parallelism)
+def added(parallelism: str, method: str) -> None:
+    """Groups that are added during a run are compared too, once if all maps are elementwise."""
+
+    def group(*names: str) -> dict[str, Any]:
+        tensors = placed(parallelism, [torch.ones(4, 4) for _ in names])
+        return {"params": [(n, nn.Parameter(t)) for n, t in zip(names, tensors, strict=True)]}
+
+    opt = SODA([group("first")], 0.1, method, process_group=dist.group.WORLD)
     opt.step()
-    names = ["a", "b"] if dist.get_rank() else ["b", "a"]
-    params = placed(parallelism, [torch.ones(4, 4), torch.ones(4, 4)])
-    named = [(n, nn.Parameter(p)) for n, p in zip(names, params, strict=True)]
-    opt.add_param_group({"params": named})
+    opt.add_param_group(group("a", "b") if dist.get_rank() else group("b", "a"))
     with pytest.raises(RuntimeError, match=r"rank 0 has b of group 1 .*, but rank 1 has a"):
         opt.step()
+
+
+def elementwise_too(parallelism: str) -> None:
+    """If ranks compare a step, they find a missing gradient of any parameter that they share."""
+    opt = optimizer(parallelism)
+    p = nn.Parameter(placed(parallelism, [torch.ones(4, 4)])[0])
+    opt.add_param_group({"params": [("fifth", p)], "method": zoo.adamw()})
+    opt.step()
+    p.grad = torch.ones_like(p) if dist.get_rank() else None
+    raises_without_a_gradient(opt, "rank 0 has fifth of group 1 .* without a gradient, but rank 1")
 
 
 def on_meshes(*meshes: DeviceMesh, order: int = 1) -> SODA:
@@ -211,8 +223,8 @@ def axes() -> list[DeviceMesh]:
     return [mesh["b"], mesh["a"]]
 
 
-def raises_without_a_gradient(opt: SODA) -> None:
-    with pytest.raises(RuntimeError, match="without a gradient") as e:
+def raises_without_a_gradient(opt: SODA, match: str = "without a gradient") -> None:
+    with pytest.raises(RuntimeError, match=match) as e:
         opt.step()
     assert len(set(everybody(str(e.value)))) == 1
 
@@ -419,8 +431,11 @@ CHECKS: dict[str, Check] = (
         "outside the mesh": bind(outside_the_mesh),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),
-        "added-fsdp": bind(partial(added, "fsdp")),
-        "added-ddp": bind(partial(added, "ddp")),
+        "added-fsdp": bind(partial(added, "fsdp", "muon")),
+        "added-ddp": bind(partial(added, "ddp", "muon")),
+        "added-elementwise": bind(partial(added, "fsdp", "adamw")),
+        "elementwise too-fsdp": bind(partial(elementwise_too, "fsdp")),
+        "elementwise too-ddp": bind(partial(elementwise_too, "ddp")),
         "default device-fsdp": bind(partial(other_default_device, "fsdp")),
         "default device-ddp": bind(partial(other_default_device, "ddp")),
         "automatic anchor-SODA": bind(partial(automatic_anchor, soda)),

@@ -21,30 +21,33 @@ if TYPE_CHECKING:
 
 Shared = dict[Any, dict[int, bool]]
 """By mesh or process group, the indices of the parameters that ranks share, and whether the ranks
-share the work on this parameter. They do not if its map is elementwise."""
+compare the step and the gradient of this parameter. They do on a mesh or process group where they
+share work, because a map is not elementwise."""
 FIXED = "method", "maximize", "seed", "train_mode"
 """The keys of a group that must be the same on all ranks, besides lr."""
 
 
 def shared(opt: SODA) -> Shared:
-    """Return the parameters that ranks share. Those with elementwise maps are left out after the
-    first step, which verifies their order, shapes and settings."""
+    """Return the parameters that ranks share. A mesh or process group where all maps are
+    elementwise is left out, unless it has parameters that its ranks have not compared yet."""
     sharing, index, found = opt._sharing, 0, Shared()
     sharing.begin(lambda p: labels(opt.param_groups)[p])
     for group in opt.param_groups:
         method = opt.methods.get(group["method"])
         has_work = method is None or not method.geometry.elementwise
-        if has_work or not sharing.is_verified:
-            for j, p in enumerate(group["params"], index):
-                if has_work or is_on_mesh(p):
-                    key = sharing.attempt(partial(sharing.key, p), lambda: None, doing="prepare")
-                    if key is not None:
-                        found.setdefault(key[0], {})[j] = has_work
+        for j, p in enumerate(group["params"], index):
+            if has_work or is_on_mesh(p):
+                key = sharing.attempt(partial(sharing.key, p), lambda: None, doing="prepare")
+                if key is not None:
+                    found.setdefault(key[0], {})[j] = has_work
         index += len(group["params"])
-    if not found:
-        sharing.is_verified = True
-        if sharing.failure is not None:  # this rank is in no mesh, so no other rank waits for it
-            raise sharing.failure
+    for ranks, indices in list(found.items()):
+        if any(indices.values()):
+            found[ranks] = dict.fromkeys(indices, True)
+        elif sharing.verified.get(ranks) == len(indices):
+            del found[ranks]
+    if not found and sharing.failure is not None:
+        raise sharing.failure  # this rank is in no mesh, so no other rank waits for it
     return dict(sorted(found.items(), key=lambda item: order(item[0])))
 
 
@@ -62,7 +65,7 @@ def step(opt: SODA, shared: Shared) -> None:
     steps = {j: b.k for b in buckets for j in b.indices}
 
     def numbers(ranks: Any) -> object:
-        at = [steps.get(j, -1) for j, has_work in shared[ranks].items() if has_work]
+        at = [steps.get(j, -1) for j, compares in shared[ranks].items() if compares]
         return fixed.get(ranks), lrs, at
 
     try:
@@ -78,7 +81,7 @@ def step(opt: SODA, shared: Shared) -> None:
             raise
         raise failure from e
     _compare(opt, lambda ranks: None, lambda ranks: [])
-    sharing.is_verified = True
+    sharing.verified |= {ranks: len(indices) for ranks, indices in shared.items()}
 
 
 def _is_captured(opt: SODA) -> bool:
@@ -180,7 +183,7 @@ def _descriptions(
     every = list(labels(opt.param_groups).values())
     if steps is None:
         return found + [every[j] for j in indices]
-    for j, has_work in indices.items():
+    for j, compares in indices.items():
         step = f" at step {steps[j]}" if j in steps else " without a gradient"
-        found.append(every[j] + step * has_work)
+        found.append(every[j] + step * compares)
     return found

@@ -35,16 +35,16 @@ class Sharing:
     label: a function that names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
     every: the meshes and process groups that take part in this step.
-    is_verified: whether the ranks have compared all parameters that they share.
+    verified: by mesh or process group, the number of parameters that its ranks have compared.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.
     """
 
-    is_verified: bool = False
     fixed: tuple[Any, dict[Any, str]] = None, {}
 
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
+        self.verified: dict[Any, int] = {}
 
     def begin(self, label: Callable[[Tensor], str]) -> None:
         """Begin a step. At its end the ranks compare their failures."""
