@@ -108,6 +108,10 @@ def lose_lr(opt: SODA) -> None:
     del opt.param_groups[0]["lr"]
 
 
+def change_last_digits_of_lr(opt: SODA) -> None:
+    opt.param_groups[0]["lr"] = torch.tensor([0.02])
+
+
 def leave_training(opt: SODA) -> None:
     opt.param_groups[0]["train_mode"] = False
 
@@ -161,6 +165,7 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
     "elementwise": ("elementwise", nothing, "'method': 'muon'.* but rank 3 .*'method': 'lion'"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
+    "lr tensor": (None, change_last_digits_of_lr, "lr 0.02, but rank 3 has .* lr 0.01999999955"),
     "order": ("order", nothing, "first of group 0 .* but rank 3 has fourth"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,7 +69,7 @@ def step(opt: SODA, shared: Shared) -> None:
         return fixed.get(ranks), lrs, at
 
     try:
-        _compare(opt, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps))
+        _compare(opt, numbers, lambda ranks: _descriptions(opt, shared[ranks], steps, lrs))
     except Failure as e:
         raise Refusal(str(e)) from e.__cause__
     try:
@@ -169,16 +169,20 @@ def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:
 
 
 def _descriptions(
-    opt: SODA, indices: dict[int, bool], steps: dict[int, int] | None = None
+    opt: SODA,
+    indices: dict[int, bool],
+    steps: dict[int, int] | None = None,
+    lrs: Sequence[float] = (),
 ) -> list[str]:
     """Describe the settings, the groups, and the parameters with these indices.
 
     steps: the step of each parameter that has a gradient. None: leave out the numbers of a step.
+    lrs: the learning rate of each group. It is empty if this rank failed to prepare its step.
     """
     found = [f"comm_dtype {opt._sharing.dtype}"]
     for n, group in enumerate(opt.param_groups):
         values = {name: group[name] for name in (*FIXED, "settings")}
-        lr = "" if steps is None else f" and lr {group.get('lr')}"
+        lr = f" and lr {lrs[n]}" if lrs else ""
         found.append(f"group {n} with {values}{lr}")
     every = list(labels(opt.param_groups).values())
     if steps is None:
