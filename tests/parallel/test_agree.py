@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from sodaopt import SODA, SODAWrapper, zoo
 from sodaopt.core import together
@@ -322,6 +322,22 @@ def outside_the_mesh() -> None:
                 opt.step()
 
 
+def order_of_a_mesh() -> None:
+    """If the ranks of a group are not sorted, all ranks of the mesh refuse to share work, at once.
+    The mesh as a whole need not be sorted, and elementwise methods need no order."""
+    refused = rf"rank {dist.get_rank()} could not prepare .*: parameter 0 of .* the ranks \[3, 2\]"
+    unsorted, shuffled = DeviceMesh("cpu", [[0, 1], [3, 2]]), DeviceMesh("cpu", [[0, 2], [1, 3]])
+    for mesh, method in ((unsorted, "adamw"), (shuffled, "muon"), (unsorted, "muon")):
+        p = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Replicate(), Shard(0)]))
+        p.grad = torch.ones_like(p)
+        opt = SODA([p], 0.1, method)
+        if (mesh, method) == (unsorted, "muon"):
+            with pytest.raises(RuntimeError, match=refused):
+                opt.step()
+        else:
+            opt.step()
+
+
 def other_default_device(parallelism: str) -> None:
     """The comparison is on the host, whatever torch's default device is."""
     opt = optimizer(parallelism)
@@ -434,6 +450,7 @@ CHECKS: dict[str, Check] = (
         "more groups": bind(more_groups),
         "undone": bind(undone),
         "outside the mesh": bind(outside_the_mesh),
+        "order of a mesh": bind(order_of_a_mesh),
         "captured-fsdp": bind(partial(captured, "fsdp")),
         "captured-ddp": bind(partial(captured, "ddp")),
         "added-fsdp": bind(partial(added, "fsdp", "muon")),

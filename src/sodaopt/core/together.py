@@ -37,7 +37,8 @@ def shared(opt: SODA) -> Shared:
         has_work = method is None or not method.geometry.elementwise
         for j, p in enumerate(group["params"], index):
             if has_work or is_on_mesh(p):
-                key = sharing.attempt(partial(sharing.key, p), lambda: None, doing="prepare")
+                find = partial(sharing.key, p, has_work)
+                key = sharing.attempt(find, lambda: None, doing="prepare")
                 if key is not None:
                     found.setdefault(key[0], {})[j] = has_work
         index += len(group["params"])

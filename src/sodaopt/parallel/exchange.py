@@ -95,11 +95,13 @@ class Sharing:
         failure.__cause__ = e
         return failure
 
-    def key(self, p: Any) -> Any:
+    def key(self, p: Any, has_work: bool = True) -> Any:
         """Return the mesh or process group of the ranks that share p, and for each dimension of the
         mesh whether it replicates p.
 
         None: p is not shared. Parameters with the same key have the same `Grid`.
+
+        has_work: the ranks share work on p. Raise on all ranks of the mesh if they cannot.
         """
         if is_sharded(p):
             if not is_on_mesh(p):
@@ -107,7 +109,13 @@ class Sharing:
                     f"{self.label(p)} is on a mesh without this rank: on this rank, leave it out "
                     "of the optimizer"
                 )
-            return p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
+            key = p.device_mesh, tuple(cut is None for cut in placement_of(p).cuts)
+            if has_work and (ranks := _unsorted(*key)):
+                raise ValueError(
+                    f"{self.label(p)} is on a mesh with the ranks {ranks}, which share its work: "
+                    "sort them in ascending order"
+                )
+            return key
         return None if self.process_group is None else (self.process_group, ())
 
 
@@ -211,6 +219,22 @@ def _device(p: Any) -> torch.device:
 
 
 @lru_cache(maxsize=64)
+def _unsorted(mesh: Any, replicated: tuple[bool, ...]) -> list[int]:
+    """Return the first group of `_groups`, of any rank, that is not sorted, or an empty list.
+
+    The ranks of a group number shards or replicas in the group's order, which is ascending.
+    """
+    cut = [d for d, same in enumerate(replicated) if not same]
+    same = [d for d, same in enumerate(replicated) if same]
+    for others, dims in ((same, cut), (cut, same)):
+        number = math.prod(mesh.shape[d] for d in others)
+        for ranks in mesh.mesh.permute(others + dims).reshape(number, -1).tolist():
+            if ranks != sorted(ranks):
+                return list(ranks)
+    return []
+
+
+@lru_cache(maxsize=64)
 def _groups(mesh: Any, replicated: tuple[bool, ...], world: Any) -> tuple[Any, Any]:
     """The group of the S ranks with different shards, and the group of the R replicas.
 
@@ -239,8 +263,6 @@ def _group(mesh: Any, dims: list[int]) -> Any:
         return None
     at = tuple(slice(None) if d in dims else n for d, n in enumerate(mesh.get_coordinate()))
     ranks = mesh.mesh[at].flatten().tolist()
-    if ranks != sorted(ranks):
-        raise ValueError(f"the ranks of the mesh are not in order ({ranks}): sort them")
     if len(dims) == 1:
         return mesh.get_group(dims[0])
     if ranks == list(range(dist.get_world_size())):
