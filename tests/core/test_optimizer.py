@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.nn import Parameter
 
-from sodaopt import SODA, Method, schedules, zoo
+from sodaopt import SODA, Method, SODAWrapper, schedules, zoo
 from sodaopt.geometry import Ball, BiasRMS, Sign
 from sodaopt.schedules import uniform
 from tests.support.reference import Point, iterates
@@ -481,6 +481,12 @@ def test_closures_see_the_old_point_and_return_the_loss() -> None:
             w.grad = None
         assert two.step(lambda: backward(b)) == expected
     assert_bitwise(a, b)
+
+
+def test_an_error_in_a_closure_needs_no_other_ranks() -> None:
+    for opt in (SODA(network(), 0.03, zoo.adam()), SODAWrapper(SODA(network(), 0.03, zoo.adam()))):
+        with pytest.raises(ZeroDivisionError):
+            opt.step(lambda: 1 / 0)
 
 
 def test_hooks_fire_once() -> None:

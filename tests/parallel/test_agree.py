@@ -75,7 +75,7 @@ def break_the_map(opt: SODA) -> None:
     opt.methods["muon"] = replace(zoo.muon(), geometry=Ball(Spectral(polar=broken)))
 
 
-def broken(X: Tensor) -> Tensor:
+def broken(*args: Any) -> Any:
     raise RuntimeError("broken")
 
 
@@ -140,7 +140,7 @@ def fail_to_pack(opt: SODA) -> None:
 
 
 def fail_to_finish(opt: SODA) -> None:
-    opt._advance = broken  # type: ignore[assignment]
+    opt._advance = broken  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
@@ -356,7 +356,8 @@ def in_pairs(check: Callable[..., None], *args: Any) -> None:
 def stopped(where: str, message: str) -> None:
     """If a rank stops before or within a step, the others stop at the time-out of their group.
 
-    where: "before" the second step or "at first", or the stage in which rank 0 raises an error.
+    where: "before" the second step or "at first", or the part of it in which rank 0 raises an
+    error: a stage, the "closure", or the preparation of a "wrapper".
     """
     group = dist.new_group(timeout=timedelta(seconds=2))
     opt = optimizer("ddp")
@@ -367,9 +368,25 @@ def stopped(where: str, message: str) -> None:
         if dist.get_rank() == 0:
             if where in ("before", "at first"):
                 return
-            patch.setattr(stages.Exchange, where, lambda *args: broken(args[0]))
+            if where in ALONE:
+                with pytest.raises(RuntimeError, match=r"^broken$"):
+                    ALONE[where](opt)
+                return
+            patch.setattr(stages.Exchange, where, broken)
         with pytest.raises(RuntimeError, match=message):
             opt.step()
+
+
+def wrap_and_fail(opt: SODA) -> None:
+    wrapper = SODAWrapper(opt)
+    wrapper._lam = broken  # type: ignore[method-assign]
+    wrapper.step()
+
+
+ALONE: dict[str, Callable[[SODA], Any]] = {
+    "closure": lambda opt: opt.step(broken),
+    "wrapper": wrap_and_fail,
+}
 
 
 def captured(parallelism: str) -> None:
@@ -415,6 +432,7 @@ def test_many_ranks_form_a_grid(ranks: int, factors: list[int]) -> None:
 
 
 WITHIN = r"^rank 0 could not compute the step: first of group 0.*: broken$"
+AHEAD = r"^rank 0 could not prepare the step: broken$"
 
 CHECKS: dict[str, Check] = (
     {
@@ -433,6 +451,7 @@ CHECKS: dict[str, Check] = (
         f"stopped-{stage}": bind(partial(stopped, stage, WITHIN))
         for stage in ("send", "compute", "spread", "finish")
     }
+    | {f"stopped-{where}": bind(partial(stopped, where, AHEAD)) for where in ALONE}
     | {
         "stopped-before": bind(partial(stopped, "before", "did not call step")),
         "in pairs-stopped": bind(partial(in_pairs, stopped, "before", "did not call step")),

@@ -82,6 +82,7 @@ def step(opt: SODA, shared: Shared) -> None:
             raise
         raise failure from e
     _compare(opt, lambda ranks: None, lambda ranks: [])
+    sharing.done = sharing.every
     sharing.verified |= {ranks: len(indices) for ranks, indices in shared.items()}
 
 

@@ -8,7 +8,8 @@ shards by `Shards.sum`, in one reduction.
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sodaopt.parallel import stages
-from sodaopt.parallel.agree import Failure, host, published, waiting
+from sodaopt.parallel.agree import Failure, host, publish, published, waiting
 from sodaopt.parallel.deal import deal
 from sodaopt.parallel.layout import Grid, Param, Placement, Round, boxes
 from sodaopt.parallel.sharded import is_sharded, placement_of
@@ -35,6 +36,7 @@ class Sharing:
     label: a function that names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
     every: the meshes and process groups that take part in this step.
+    done: those that took part in the last step, until the next one begins. Empty if it failed.
     verified: by mesh or process group, the number of parameters that its ranks have compared.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.
@@ -45,12 +47,27 @@ class Sharing:
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
         self.verified: dict[Any, int] = {}
+        self.done: list[Any] = []
 
     def begin(self, label: Callable[[Tensor], str]) -> None:
         """Begin a step. At its end the ranks compare their failures."""
         self.label = label
         self.failure: Failure | None = None
         self.every: list[Any] = []
+        self.done = []
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """If the block raises an error before a step, show it to the ranks that wait in the step.
+
+        Only ranks with which this rank has taken a step learn of it.
+        """
+        try:
+            yield
+        except BaseException as e:
+            if self.done:
+                publish(self.done, str(self._failure(e, (), "prepare")))
+            raise
 
     def attempt(
         self,

@@ -113,6 +113,11 @@ class Wrapper(Watched, LiveOptimizer):
 
         closure: computes the loss and the gradients. It is called once, before the pull.
         """
+        sharing = getattr(self.base, "_sharing", None)  # a base that ranks may step together
+        with nullcontext() if sharing is None else sharing.publishing():
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._check_groups(self.base.param_groups)
         if not all(g.get(self._prefix + "train_mode", True) for g in self.base.param_groups):
