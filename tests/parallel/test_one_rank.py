@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sodaopt import SODA, zoo
+from sodaopt import GPA, SODA, SODAWrapper, zoo
 from sodaopt.parallel import exchange, layout, stages
 from tests.support.ranks import available
 from tests.support.training import cut, gap, whole
@@ -75,6 +75,35 @@ def test_state_is_cut_like_fully_shard_cuts() -> None:
         s: Any = SODA([p], 1.0, zoo.shampoo()).state[p]
         assert (s["R"].shape, s["R"].to_local().shape) == ((7, 7), (0, 7))
         assert torch.equal(s["L"].to_local(), 1e-12 * torch.eye(12)[4:6])
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["SODA", "SODAWrapper", "GPA"])
+def test_a_whole_state_is_cut(name: str) -> None:
+    """A state that every rank has whole loads into sharded parameters."""
+    import torch.testing._internal.distributed.fake_pg
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    def optimizer(p: Tensor) -> Any:
+        base = SODA([p], 1.0, "soda(adam)" if name == "SODA" else "adam")
+        return {"SODA": lambda b: b, "SODAWrapper": SODAWrapper, "GPA": GPA}[name](base)
+
+    dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=2)
+    try:
+        whole = nn.Parameter(torch.arange(15.0).view(5, 3))
+        part = nn.Parameter(DTensor.from_local(
+            torch.zeros(2, 3), init_device_mesh("cpu", (2,)), [Shard(0)],
+            shape=torch.Size([5, 3]), stride=(3, 1),
+        ))  # fmt: skip
+        ours, theirs = optimizer(part), optimizer(whole)
+        whole.grad = torch.ones_like(whole)
+        theirs.step()
+        ours.load_state_dict(theirs.state_dict())
+        for key, t in theirs.state[whole].items():
+            if t.ndim:
+                assert torch.equal(ours.state[part][key].to_local(), t[3:]), key
     finally:
         dist.destroy_process_group()
 

@@ -67,9 +67,11 @@ class Anchor:
                 f"the state to load has {found} z0, and {type(self).__name__} {keeps} in the "
                 "state: load it with the anchor that wrote it"
             )
+        kept = kept.detach().to(p.device)
         if self.writable:
             check_shape("z0", kept.shape, p.shape)
-        return self.capture(kept.detach().to(p.device), False)
+            kept = sharded.place(kept, p)
+        return self.capture(kept, False)
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return the tensor to store in a checkpoint.

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sodaopt import schedules
+from sodaopt.parallel import sharded
 from sodaopt.wrappers import refusals
 from sodaopt.wrappers.class_form import class_form
 from sodaopt.wrappers.known_bases import check_base
@@ -195,7 +196,7 @@ class LiveOptimizer(Optimizer):
         own: the loaded tensors, without the prefix.
         """
         refusals.check_shapes(own, p)
-        return {name: t.copy_(own[name]) for name, t in self._first(p).items()}
+        return {name: t.copy_(sharded.place(own[name], t)) for name, t in self._first(p).items()}
 
     def _saved(self, p: Tensor, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """The wrapper's tensors of p as a checkpoint stores them."""
