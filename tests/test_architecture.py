@@ -53,7 +53,7 @@ PRIVATE = {
     },
     "wrappers/low_precision.py": {"_version"},
 }  # fmt: skip
-"""Private names of other packages by file. A comment beside each says what to do if it goes."""
+"""Private names of other packages by file. A comment beside each use tells how to replace it."""
 ALLOWED = {"_exit", "_fields", "_form", "_optimizer", "_tokens"}
 """Two documented names of Python, and three of our own."""
 
@@ -177,7 +177,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_the_base_does_not_grow() -> None:
-    """Version 0.1 had 4,760 lines. `LATER` of tools/size.py lists what is not counted."""
+    """Version 0.1 had 4,760 lines. `LATER` of tools/size.py lists lines that are not counted."""
     assert size.base_size(size.sources()) <= 3900
 
 
@@ -234,7 +234,7 @@ def test_public_attributes_of_a_method() -> None:
     assert found == slots | {"advance", "coefs", "memory"}
 
 
-# -- the rules see what they forbid ---------------------------------------------------------------
+# -- the rules find violations --------------------------------------------------------------------
 
 
 WRONG = """
@@ -252,7 +252,7 @@ def f(x):
 """
 
 
-def test_the_rules_see_what_they_forbid() -> None:
+def test_the_rules_find_violations() -> None:
     module = ast.parse(WRONG)
     found = set(imports(module, "theory/wrong.py"))
     assert {"torch.distributed", "sodaopt.theory.runs", "sodaopt.zoo.adam"} < found

@@ -81,8 +81,8 @@ def optimizer(
     >>> [group["method"] for group in opt.param_groups]
     ['soda(muon)', 'adam']
 
-    model: the model to train. Its trainable parameters are in the optimizer, except those that an
-    override freezes.
+    model: the model to train. Its trainable parameters are in the optimizer, except parameters that
+    an override freezes.
     name: one of `names()`. A pull is part of the methods, as in `param_groups`. An average is a
     wrapper around `SODA`.
     lr: the learning rate. None: the paper's for this base, which was tuned for its GPTs. Lion's is

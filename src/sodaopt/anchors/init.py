@@ -131,7 +131,7 @@ class Seeds(Elsewhere):
     """
 
     def check_weights(self, p: Tensor) -> None:
-        """Raise if the shape or the first elements are not those of the seed.
+        """Raise if the shape or the first elements of p differ from the seed's weights.
 
         Without this check, a parameter that was changed after `seeded_` would be pulled to other
         weights than its initial ones, and no error would say so.

@@ -28,7 +28,7 @@ class Anchor:
 
     If `saved` returns z0 in the parameter's shape, the anchors read each other's checkpoints. An
     anchor is copied and pickled with its optimizer. `capture` also gets parameters on the meta
-    device, where memory is predicted, and DTensors, of which `source` returns this rank's shard.
+    device, when memory is predicted, and DTensors. `source` then returns this rank's shard of z0.
 
     writable: z0 is in the state. The wrapper's at_start="reanchor" can then capture it again later.
 

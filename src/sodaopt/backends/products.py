@@ -87,7 +87,7 @@ def choice(X: Tensor) -> Choice:
 def chosen(short: int, long: int) -> Choice:
     """The choice for fp16 matrices, from the first row of the table that applies to them.
 
-    A row applies if its "short" and its "aspect" are at most those of the matrices.
+    A row applies if the short side is at least "short", and long / short at least "aspect".
     """
     for row in json.loads(TABLE.read_text())["rows"]:
         if short >= row["short"] and long >= row["aspect"] * short:

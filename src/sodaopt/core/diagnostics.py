@@ -50,7 +50,7 @@ class Measured:
         return torch.stack([t.to(device) for t in self.sums]).sum(0)
 
     def numbers(self, total: Sequence[float]) -> dict[str, float]:
-        """Return the diagnostics. lr is a mean over the parameters, lam over those with a pull.
+        """Return the diagnostics. lr is a mean over all parameters, lam over the pulled ones.
 
         total: the values of `self.total()` on the host.
         """
@@ -133,7 +133,7 @@ class Watched(Optimizer):
         self._switch(False)
 
     def _pulls(self) -> dict[Tensor, Pull]:
-        """Return the pull of the coming step by parameter, for those that are pulled."""
+        """Return the pull of the coming step by parameter, for each pulled parameter."""
         return {}
 
     def _counters(self, group: dict[str, Any]) -> dict[str, float]:

@@ -92,7 +92,7 @@ class Frame(NamedTuple):
             stack = [_steps(n, 1) for n in shape[:-2]]
             return list(product(*stack, [range(self.i)], _steps(shape[-1], self.o)))
         size = math.prod(shape) // self.n
-        # a matrix has one index of each dimension before d, a part of d, and all of those after it
+        # a matrix has one index of each dimension before d, a part of d, and all later dimensions
         d = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= size)
         rows = size // math.prod(shape[d + 1 :])
         axes = [_steps(n, 1) for n in shape[:d]] + [_steps(shape[d], rows)]
@@ -103,7 +103,7 @@ class Frame(NamedTuple):
         return Frame(1, self.o, self.i, self.dims, self.taps, self.flipped)
 
     def sides(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the parameter's dimensions along o, and those along i.
+        """Return the parameter's dimensions along o, and its dimensions along i.
 
         None if a matrix is only a part of a dimension, as in a fused layer.
         """

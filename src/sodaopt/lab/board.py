@@ -79,7 +79,7 @@ class Board:
 def run_trials(
     trials: Sequence[Trial], workers: int, console: Console, on: str = "here"
 ) -> list[Outcome]:
-    """Run the trials that are not done. Return the outcomes of those that are still not done.
+    """Run the unfinished trials. Return the outcomes of the trials that are still unfinished.
 
     workers: the number of processes on this machine.
     on: "here" runs the trials in these processes, "ray" on a Ray cluster.

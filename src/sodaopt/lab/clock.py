@@ -26,7 +26,7 @@ class Stopwatch:
         self.began = self.mark = self.saved_at = time.perf_counter()
 
     def total(self) -> float:
-        """Return the seconds of the run so far, including those before a resume."""
+        """Return the seconds of the run so far, including the time before a resume."""
         return self.before + time.perf_counter() - self.began
 
     def lap(self, steps: int) -> float:

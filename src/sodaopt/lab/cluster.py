@@ -1,8 +1,8 @@
 """`sodaopt bench --cluster 8x128`: predict the optimizer's part of a step on many GPUs.
 
 The bytes and products of one rank are counted from the rounds that the library makes. Tests on two
-and four ranks compare these counts with those of a real step. The times follow from the counts and
-a `Machine`. They were not measured on a cluster:
+and four ranks compare them with the counts of a real step. The times follow from the counts and a
+`Machine`. They were not measured on a cluster:
 
     passes         time to read and write parameters, gradients and state in the GPU's memory
     products       time of the matrix products of the busiest rank

@@ -15,8 +15,8 @@ class Config:
 
     keys: the width of keys and values.
     inner: the width inside a feed-forward layer or an expert.
-    experts, active: the number of experts of a layer, and of those that a token visits. If experts
-    is None, the layer is dense.
+    experts: the number of experts of a layer. None: the layer is dense.
+    active: the number of experts that a token visits.
     """
 
     width: int

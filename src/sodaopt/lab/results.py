@@ -21,7 +21,7 @@ def write(path: Path, numbers: Numbers) -> None:
 
 
 def read(path: Path) -> Numbers:
-    """Return the numbers of a file. Those of version 0.1 get the keys that it did not write."""
+    """Return the numbers of a file. Numbers of version 0.1 get the keys that it did not write."""
     numbers: Numbers = json.loads(path.read_text(encoding="utf-8"))
     is_old = isinstance(numbers, dict) and "differences" in numbers
     return _of_0_1(numbers) if is_old else numbers

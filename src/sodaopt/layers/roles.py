@@ -162,7 +162,7 @@ def _declared(models: list[Any], locations: Locations) -> set[nn.Parameter]:
 
 
 def _infer_heads(usage: Usage, locations: Locations, bodies: set[nn.Module]) -> None:
-    """Add tied layers, the layers that end in the model's output, and those parallel to a head.
+    """Add tied layers, layers that end in the model's output, and layers parallel to a head.
 
     A linear layer with the shape of the largest table computes logits over the vocabulary. Another
     head beside it has the same number of inputs. If no head is found, the last layer in order of
@@ -236,7 +236,7 @@ def _is_parallel(p: nn.Parameter, heads: set[nn.Parameter], locations: Locations
 
 
 def _find_tokens(usage: Usage) -> None:
-    """Set the tables of tokens: those with the shape of a head, else all that are not positions."""
+    """Set the tables of tokens: all tables with the shape of a head, else all but positions."""
     tables = [p for p, ats in usage.tables.items() if not ats[0].named(POSITION)]
     heads, shapes = {p.shape for p in usage.heads}, {p.shape for p in tables}
     usage.tokens = {p for p in tables if p.shape in heads} or set(tables)

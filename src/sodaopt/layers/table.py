@@ -21,7 +21,7 @@ class PlannedParameter:
     name, aliases: its first name in the model, and its names in other layers that use it.
     role: the role that the plan found, or that an override gave.
     parameter: the parameter itself.
-    method, lr_factor: the rule of the role, or those of an override.
+    method, lr_factor: as the rule of the role or an override sets them.
     """
 
     name: str

@@ -108,7 +108,7 @@ class GPA(_Averaged):
         x <- (1 - lam) x + lam z
         y <- (1 - lam_bar) x + lam_bar z
 
-    The parameters hold y, and the output is x. The defaults are those of its paper:
+    The parameters hold y, and the output is x. The defaults are from its paper:
     1 - lam_bar = 0.9 and 1 - lam = 0.9^(1/32).
 
     base: the optimizer to wrap. Its weight decay acts at z.

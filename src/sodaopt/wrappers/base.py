@@ -231,7 +231,7 @@ def _ctrl_c_waits() -> Iterator[None]:
 def _without_hooks(base: Optimizer) -> Iterator[None]:
     """Let the base step without hooks.
 
-    torch runs the global hooks, and those that wrapper and base share, around the wrapper's step.
+    torch runs global hooks, and hooks that wrapper and base share, around the wrapper's step.
     """
     tables: list[Any] = [base._optimizer_step_pre_hooks, base._optimizer_step_post_hooks]
     tables += _global_hooks()

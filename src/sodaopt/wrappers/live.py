@@ -148,7 +148,7 @@ class LiveOptimizer(Optimizer):
                 state.update(self._prefixed(self._first(p)))
 
     def _members(self, group: Group) -> list[Tensor]:
-        """The parameters of a group of which the wrapper keeps tensors."""
+        """Return the parameters of a group for which the wrapper keeps tensors."""
         params: list[Tensor] = group["params"]
         return params
 

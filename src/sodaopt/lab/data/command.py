@@ -141,7 +141,7 @@ class Info:
     name: Annotated[Positional[str], arg(metavar="NAME")] = ""
     """Name or folder of a data set. Default: list all data sets."""
     verify: bool = False
-    """Compare the checksums of the shards with those in meta.json."""
+    """Compute the checksums of the shards and compare them with meta.json."""
 
     def run(self) -> int:
         return _report_errors(self._run)

@@ -125,7 +125,7 @@ def _wrong_type(entries: dict[str, Any], types: dict[str, type]) -> str:
 
 
 def _check_shards(folder: Path, meta: dict[str, Any], counts: dict[Path, int]) -> None:
-    """Raise if the shards differ from those in meta.json."""
+    """Raise if the shards in the folder differ from the shards that meta.json lists."""
     listed = {name: shard["tokens"] for name, shard in meta["shards"].items()}
     here = {path.name: count for path, count in counts.items()}
     for name in sorted(listed | here):

@@ -244,7 +244,7 @@ def val_batches(
 
     Each rank gets its own share, and shares may differ by one sequence. All ranks must get the same
     number of batches, because FSDP gathers weights in each forward pass. So a rank with a smaller
-    share may end with a batch that repeats a window, of which 0 tokens count.
+    share may end with a batch that repeats a window, and 0 of its tokens count.
     """
     windows = Windows(files, context)
     count = len(windows) if tokens is None else min(len(windows), tokens // context)

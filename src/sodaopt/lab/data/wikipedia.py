@@ -111,7 +111,7 @@ def position(title: str) -> float:
 
 
 def download(source: Extraction, out: Path, host: str = HOST, say: Say = lambda _: None) -> None:
-    """Download the files of an extraction, except those that are already there."""
+    """Download the files of an extraction that `out` does not have yet."""
     missing = [path for path in source.paths if not (out / path).exists()]
     for number, path in enumerate(missing, 1):
         if number % 100 == 1:

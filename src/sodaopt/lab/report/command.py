@@ -78,7 +78,7 @@ class Report:
         return done
 
     def _runs(self, skip: Callable[[str], None]) -> list[Run]:
-        """Return the runs in the order of the pages, those of the baseline first.
+        """Return the runs in the order of the pages: the baseline's runs come first.
 
         skip: called with the reason for each run that cannot be read
         """

@@ -110,7 +110,7 @@ def sweeps(found: Sequence[Panel]) -> Figure:
 def _trace(ax: Axes, trace: Trace, panel: Panel, dodge: float) -> None:
     """Draw a line of a sweep.
 
-    dodge: shift of the marks at the top, so that those of several lines do not cover each other
+    dodge: shift of the marks at the top, so that marks of two lines do not cover each other
     """
     known = [mark for mark in trace.marks if mark.loss is not None]
     look, label = style(trace.colour), _escaped(trace.label)

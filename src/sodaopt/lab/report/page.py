@@ -82,7 +82,7 @@ def write_report(
 
 
 def html(found: Sequence[Variant], title: str, primary: Pairs = (), command: str = "") -> str:
-    """Return the page as HTML. The arguments are those of `write_report`."""
+    """Return the page as HTML. `write_report` explains the arguments."""
     compared = compare(found, primary)
     runs = [run for variant in found for run in variant.runs]
     plot, script = asset("uPlot.iife.min.js"), "\n".join(map(asset, SCRIPTS))

@@ -110,7 +110,7 @@ def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[
         "Edge: the best value is the smallest or the largest one tried. A better one may lie "
         "beyond it.": any(trace.edge for trace in traces),
         f"Points are means over {min(counts, default=0)} to {max(counts, default=0)} seeds. "
-        "Those with fewer seeds are hollow: their losses are less certain.": len(counts) > 1,
+        "A point with fewer seeds is hollow, because its loss is less certain.": len(counts) > 1,
         "× at the top: a seed diverged.": any(mark.diverged for mark in drawn),
         "▴ at the top: a loss beyond the axis.": high,
     }

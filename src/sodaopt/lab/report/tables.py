@@ -253,7 +253,7 @@ def commit(run: Run) -> str:
 
 
 def samples(variants: Sequence[Variant]) -> str:
-    """Return the last sample of each run, first those of the first seed of each variant."""
+    """Return the last sample of each run. The first seeds of all variants come first."""
     first, more = [], []
     for variant, colour in zip(variants, charts.colours(variants), strict=True):
         cards = [_sample(variant, colour, run) for run in variant.runs if run.of("sample")]
