@@ -341,7 +341,7 @@ def test_soda_is_a_level_line_in_a_sweep_of_weight_decay(tmp_path):
     assert panel.names == ["0", "0.25", "1"]
     muon, soda = panel.traces
     assert (muon.level, muon.best, muon.edge) == (False, "0.25", False)
-    assert (soda.level, soda.best, [mark.loss for mark in soda.marks]) == (True, "", [3.4])
+    assert (soda.level, soda.best, [point.loss for point in soda.points]) == (True, "", [3.4])
 
 
 def test_each_horizon_of_a_sweep_has_its_panel(tmp_path):
@@ -451,7 +451,7 @@ def test_rows_with_unequal_seeds_are_named(tmp_path):
     notes = sentences.notes(compared(tmp_path))
     assert any(note.startswith("Rows have 1 to 3 seeds (n).") for note in notes)
     (panel,) = panels.panels(group_by_variant(find([tmp_path])))
-    assert [(m.n, m.fewer) for m in panel.traces[0].marks] == [(3, False), (1, True)]
+    assert [(m.n, m.fewer) for m in panel.traces[0].points] == [(3, False), (1, True)]
     assert any("1 to 3 seeds" in note for note in panel.notes)
 
 

@@ -207,8 +207,8 @@ def test_interrupted_twice() -> None:
 # -- failures ------------------------------------------------------------------------------
 
 
-def no_room() -> None:
-    """No file over 50 kB: run.jsonl is smaller, a checkpoint is not."""
+def limit_file_size() -> None:
+    """Refuse files over 50 kB at steps 2 and 3, such as checkpoints. run.jsonl is smaller."""
     ordinary = checkpoint.save
 
     def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
@@ -224,7 +224,7 @@ def no_room() -> None:
 def test_full_disk() -> None:
     """Steps 2 and 3 cannot be saved. Training continues, with step 1 as its checkpoint."""
     saved = "--checkpoint-every", "1", "--out", "b"
-    command = begin(["train", *flags(optimizer="muon"), *saved], no_room)
+    command = begin(["train", *flags(optimizer="muon"), *saved], limit_file_size)
     assert command.end() == 0, command.output
     for step in (2, 3):
         assert f"step {step}: " in command.output

@@ -23,7 +23,7 @@ class Stopwatch:
         self.start()
 
     def start(self) -> None:
-        self.began = self.mark = self.saved_at = time.perf_counter()
+        self.began = self.lap_began = self.saved_at = time.perf_counter()
 
     def total(self) -> float:
         """Return the seconds of the run so far, including the time before a resume."""
@@ -32,7 +32,7 @@ class Stopwatch:
     def lap(self, steps: int) -> float:
         """End a lap of `steps` steps. Return the seconds since the last lap or skip."""
         now = time.perf_counter()
-        seconds, self.mark = now - self.mark, now
+        seconds, self.lap_began = now - self.lap_began, now
         self.laps.append((steps, seconds))
         self._collect()
         return max(seconds, 1e-9)
@@ -44,11 +44,11 @@ class Stopwatch:
 
     def skip(self) -> None:
         """Leave the time since the last lap out of the next one, because it was not training."""
-        self.mark = time.perf_counter()
+        self.lap_began = time.perf_counter()
 
     def saved(self) -> None:
         """Note that a checkpoint was saved now. Its time is not part of a lap."""
-        self.mark = self.saved_at = time.perf_counter()
+        self.lap_began = self.saved_at = time.perf_counter()
 
     def since_save(self) -> float:
         return time.perf_counter() - self.saved_at

@@ -39,7 +39,7 @@ from sodaopt.parallel.layout import (
 )
 from sodaopt.parallel.order import ordered
 
-from .placements import Place, cut_by_layers, cut_by_rows
+from .placements import PlacementRule, cut_by_layers, cut_by_rows
 
 METHODS = ("adamw", "soda(adamw)", "muon", "soda(muon)", "soda_dagger")
 KINDS = ("ddp", "fsdp", "hsdp", "tp")
@@ -126,20 +126,20 @@ class Counts:
         return 2 * self.weights + self.state + self.temporary
 
 
-def counts(opt: SODA, place: Place, grid: Grid, at: tuple[int, int]) -> Counts:
+def counts(opt: SODA, rule: PlacementRule, grid: Grid, at: tuple[int, int]) -> Counts:
     """Count the memory, traffic and products of one rank, for fp32 parameters that travel in fp32.
 
     opt: an optimizer over whole parameters, which may be on the meta device. It knows their names.
-    place: how the mesh cuts each parameter.
+    rule: how the mesh cuts each parameter.
     grid: the numbers of replicas and shards, and the indices of this rank among them.
-    at: the coordinates of this rank in the mesh of `place`.
+    at: the coordinates of this rank in the mesh of `rule`.
     """
     found, params = Counts(), list[Param]()
     for number, group in enumerate(opt.param_groups):
         geometry = opt.methods[group["method"]].geometry
         for name, p in zip(group["param_names"], group["params"], strict=True):
             shape = tuple(p.shape)
-            placement = place(name, shape)
+            placement = rule(name, shape)
             own = math.prod(map(len, placement.box(shape, at)))
             sums = [t for t in opt.state[p].values() if t.shape == p.shape and t.ndim]
             found.weights += own * FP32
@@ -269,8 +269,8 @@ def predict(
     """
     bytes_ = 4 * FP32 * sum(p.numel() for p in model.parameters())  # also gradients, m and v
     R, S = c.grid(kind, bytes_ / (0.8 * machine.capacity))
-    place = cut_by_layers(c.nodes, c.gpus) if kind == "tp" else cut_by_rows(R, S)
-    found = counts(_optimizer(model, method), place, Grid(R, S, 0, 0), (0, 0))
+    rule = cut_by_layers(c.nodes, c.gpus) if kind == "tp" else cut_by_rows(R, S)
+    found = counts(_optimizer(model, method), rule, Grid(R, S, 0, 0), (0, 0))
     within = machine.nvlink if c.gpus >= S else machine.network
     across = machine.nvlink if c.nodes == 1 else machine.network
     parallel = {

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from ..labels import pretty
 from ..variants import Variant
 from .charts import Curve, curves
-from .panels import NAMES, Mark, Panel, Trace, panels
+from .panels import NAMES, Panel, SweepPoint, Trace, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#B4568F", "#C98500", "#3A9FD8", "#4A4F59", "#6A3FB5")
-DODGE = 0.12  # between the marks of two lines, in powers of two
+DODGE = 0.12  # between the symbols of two lines, in powers of two
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (4, 1, 1, 1)))
 
 
@@ -110,28 +110,29 @@ def sweeps(found: Sequence[Panel]) -> Figure:
 def _trace(ax: Axes, trace: Trace, panel: Panel, dodge: float) -> None:
     """Draw a line of a sweep.
 
-    dodge: shift of the marks at the top, so that marks of two lines do not cover each other
+    dodge: shift of the symbols at the top, so that no line covers the symbols of another
     """
-    known = [mark for mark in trace.marks if mark.loss is not None]
+    known = [point for point in trace.points if point.loss is not None]
     look, label = style(trace.colour), _escaped(trace.label)
     if trace.level:
-        for mark in known:
-            ax.axhline(mark.loss or 0.0, label=label, **look | {"linestyle": "--"})
-            _band(ax, mark, look["color"])
+        for point in known:
+            ax.axhline(point.loss or 0.0, label=label, **look | {"linestyle": "--"})
+            _band(ax, point, look["color"])
         return
-    losses, spreads = [m.loss or 0.0 for m in known], [m.spread or 0.0 for m in known]
-    ax.errorbar([m.x for m in known], losses, spreads, marker="o", label=label, **look)
-    hollow = [m for m in known if m.fewer]
-    ax.plot([m.x for m in hollow], [m.loss or 0.0 for m in hollow], "o", mfc="white", zorder=3,
+    losses, spreads = [p.loss or 0.0 for p in known], [p.spread or 0.0 for p in known]
+    ax.errorbar([p.x for p in known], losses, spreads, marker="o", label=label, **look)
+    hollow = [p for p in known if p.fewer]
+    ax.plot([p.x for p in hollow], [p.loss or 0.0 for p in hollow], "o", mfc="white", zorder=3,
             color=look["color"])  # fmt: skip
-    # Diverged runs and losses above the range have markers at the top.
-    gone = [m.x + dodge for m in trace.marks if m.diverged]
-    beyond = [m.x + dodge for m in known if (m.loss or 0.0) > panel.range[1] and not m.diverged]
+    # Diverged runs and losses above the range have symbols at the top.
+    gone = [p.x + dodge for p in trace.points if p.diverged]
+    beyond = [p.x + dodge for p in known if (p.loss or 0.0) > panel.range[1] and not p.diverged]
     for xs, marker in ((gone, "x"), (beyond, "^")):
         if xs:  # an empty line without clipping would stretch the layout
             ax.plot(xs, [panel.range[1]] * len(xs), marker, color=look["color"], clip_on=False)
 
 
-def _band(ax: Axes, mark: Mark, colour: str) -> None:
-    if mark.loss is not None and mark.spread:
-        ax.axhspan(mark.loss - mark.spread, mark.loss + mark.spread, color=colour, alpha=0.14, lw=0)
+def _band(ax: Axes, point: SweepPoint, colour: str) -> None:
+    if point.loss is not None and point.spread:
+        low, high = point.loss - point.spread, point.loss + point.spread
+        ax.axhspan(low, high, color=colour, alpha=0.14, lw=0)

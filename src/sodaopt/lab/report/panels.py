@@ -13,7 +13,7 @@ NAMES = {"lr": "learning rate", "wd": "weight decay"}
 
 
 @dataclass(frozen=True)
-class Mark:
+class SweepPoint:
     """A point of a sweep: the loss of one variant."""
 
     x: float
@@ -40,7 +40,7 @@ class Trace:
     label: str
     colour: int
     level: bool
-    marks: list[Mark]
+    points: list[SweepPoint]
     best: str
     lowest: float | None
     edge: bool
@@ -59,7 +59,7 @@ class Panel:
     chosen: str
     """The other setting, if each point is the best of several of its values, else empty."""
     notes: list[str]
-    """Sentences that explain the marks of the panel."""
+    """Sentences that explain the symbols of the panel."""
 
 
 def panels(variants: Sequence[Variant]) -> list[Panel]:
@@ -96,13 +96,13 @@ def _panel(lines: Sequence[SweepLine], indices: Sequence[int], axis: str, title:
 
 
 def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[str]:
-    """Explain the marks that the panel has, in sentences.
+    """Explain the symbols that the panel has, in sentences.
 
     top: the highest loss on the axis
     """
-    drawn = [mark for trace in traces for mark in trace.marks if not trace.level]
-    counts = {mark.n for trace in traces for mark in trace.marks if mark.n}
-    high = any(mark.loss is not None and mark.loss > top and not mark.diverged for mark in drawn)
+    drawn = [point for trace in traces for point in trace.points if not trace.level]
+    counts = {point.n for trace in traces for point in trace.points if point.n}
+    high = any(p.loss is not None and p.loss > top and not p.diverged for p in drawn)
     level = ", ".join(trace.label for trace in traces if trace.level)
     said = {
         f"Level lines have no {NAMES[axis]} to tune: {level}.": level,
@@ -111,7 +111,7 @@ def _notes(traces: Sequence[Trace], axis: str, chosen: str, top: float) -> list[
         "beyond it.": any(trace.edge for trace in traces),
         f"Points are means over {min(counts, default=0)} to {max(counts, default=0)} seeds. "
         "A point with fewer seeds is hollow, because its loss is less certain.": len(counts) > 1,
-        "× at the top: a seed diverged.": any(mark.diverged for mark in drawn),
+        "× at the top: a seed diverged.": any(point.diverged for point in drawn),
         "▴ at the top: a loss beyond the axis.": high,
     }
     return [text for text, holds in said.items() if holds]
@@ -148,13 +148,15 @@ def _trace(
     most: the most seeds of a point of the panel
     """
     level = _level(line, axis)
-    marks = [
-        Mark(0.0 if level else at[x], v.mean, v.spread, v.diverged, v.label, v.n, 0 < v.n < most)
+    points = [
+        SweepPoint(
+            0.0 if level else at[x], v.mean, v.spread, v.diverged, v.label, v.n, 0 < v.n < most
+        )
         for x, v in line.points
     ]
     several = len(line.points) > 1 and line.best is not None
     best = labels.value(line.best[0]) if several and line.best else ""
-    return Trace(label, colour, level, marks, best, line.head.mean, line.edge)
+    return Trace(label, colour, level, points, best, line.head.mean, line.edge)
 
 
 def _chosen(lines: Iterable[SweepLine], axis: str) -> str:

@@ -42,13 +42,13 @@ function group(label, names, pressed, press) {
   const box = make("div", { class: "group", role: "group", "aria-label": label });
   const buttons = names.map((name) => {
     const button = make("button", { type: "button" }, name);
-    button.addEventListener("click", () => { press(name); mark(); });
+    button.addEventListener("click", () => { press(name); update(); });
     box.append(button);
     return button;
   });
-  const mark = () => buttons.forEach((button, j) => button.setAttribute("aria-pressed", String(pressed(names[j]))));
-  mark();
-  watchers.push(mark);
+  const update = () => buttons.forEach((button, j) => button.setAttribute("aria-pressed", String(pressed(names[j]))));
+  update();
+  watchers.push(update);
   return box;
 }
 

@@ -95,9 +95,9 @@ function curveLegend(curves) {
     button.addEventListener("click", () => show(curve.label, !shown.get(curve.label)));
     button.addEventListener("mouseenter", () => focusLine(shown.get(curve.label) ? curve.label : null));
     button.addEventListener("mouseleave", () => focusLine(null));
-    const mark = () => button.setAttribute("aria-pressed", String(shown.get(curve.label)));
-    watchers.push(mark);
-    mark();
+    const update = () => button.setAttribute("aria-pressed", String(shown.get(curve.label)));
+    watchers.push(update);
+    update();
     list.append(make("li", {}, button));
   });
   return list;

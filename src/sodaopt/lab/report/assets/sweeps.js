@@ -28,8 +28,8 @@ function sweepChart(panel) {
 
 /** Describe a line in words. */
 function said(trace) {
-  const losses = trace.marks.map((m) => m.loss).filter((y) => y != null);
-  const gone = trace.marks.filter((m) => m.diverged);
+  const losses = trace.points.map((p) => p.loss).filter((y) => y != null);
+  const gone = trace.points.filter((p) => p.diverged);
   if (!losses.length) return `${trace.label}: ${gone.length ? "diverged" : "unfinished"}.`;
   const where = trace.best ? `, best at ${trace.best}${trace.edge ? " (edge)" : ""}` : "";
   const lost = trace.level && gone.length ? ", a seed diverged" : "";
@@ -50,8 +50,8 @@ function sweepPlot(holder, width, panel, name) {
   const xs = panel.ticks, ends = [xs[0] - 0.4, xs[xs.length - 1] + 0.4];
   const grid = [ends[0], ...xs, ends[1]];
   const ys = panel.traces.map((trace) => trace.level
-    ? grid.map(() => trace.marks[0].loss)
-    : grid.map((x) => trace.marks.find((m) => m.x === x)?.loss ?? null));
+    ? grid.map(() => trace.points[0].loss)
+    : grid.map((x) => trace.points.find((p) => p.x === x)?.loss ?? null));
   const skip = Math.ceil((xs.length * 46) / Math.max(1, width - 70)); // show every skip-th name, so that none overlap
   return new uPlot({
     width, height: Math.round(Math.max(260, Math.min(340, width * 0.66))),
@@ -72,40 +72,40 @@ function sweepPlot(holder, width, panel, name) {
       dash: trace.level ? [7, 5] : dashes(trace.colour),
       points: { show: !trace.level, size: 7, fill: hue(trace.colour), width: 1 },
     }))],
-    hooks: { draw: [(u) => sweepMarks(u, panel, grid)] },
+    hooks: { draw: [(u) => drawPoints(u, panel, grid)] },
     plugins: [tip((u) => sweepValues(u, panel, grid))],
   }, [grid, ...ys], holder);
 }
 
-/** Draw spreads and the best point of each line. Mark diverged runs and high losses at the top. */
-function sweepMarks(u, panel, grid) {
+/** Draw spreads and the best point of each line. Symbols at the top show diverged runs and high losses. */
+function drawPoints(u, panel, grid) {
   const ctx = u.ctx, px = devicePixelRatio;
   const y = (loss) => u.valToPos(loss, "y", true);
   panel.traces.forEach((trace, place) => {
-    // the marks at the top of several lines stand side by side
+    // the symbols of several lines stand side by side
     const beside = (place - (panel.traces.length - 1) / 2) * 11 * px;
     ctx.strokeStyle = ctx.fillStyle = hue(trace.colour);
     ctx.lineWidth = 1.25 * px;
     ctx.setLineDash([]);
-    for (const mark of trace.marks) {
-      if (trace.level) { levelBand(u, mark, grid, y); continue; }
-      const x = u.valToPos(mark.x, "x", true);
-      if (mark.spread) clipped(u, () => stroke(ctx, [[x, y(mark.loss - mark.spread)], [x, y(mark.loss + mark.spread)]]));
-      if (mark.fewer) hollow(ctx, x, y(mark.loss), 3.5 * px);
-      if (mark.loss === trace.lowest && trace.best) ring(ctx, x, y(mark.loss), 7.5 * px);
-      if (mark.diverged) cross(ctx, x + beside, u.bbox.top + 9 * px, 4 * px);
-      else if (mark.loss > panel.range[1]) triangle(ctx, x + beside, u.bbox.top + 8 * px, 4.5 * px);
+    for (const point of trace.points) {
+      if (trace.level) { levelBand(u, point, grid, y); continue; }
+      const x = u.valToPos(point.x, "x", true);
+      if (point.spread) clipped(u, () => stroke(ctx, [[x, y(point.loss - point.spread)], [x, y(point.loss + point.spread)]]));
+      if (point.fewer) hollow(ctx, x, y(point.loss), 3.5 * px);
+      if (point.loss === trace.lowest && trace.best) ring(ctx, x, y(point.loss), 7.5 * px);
+      if (point.diverged) cross(ctx, x + beside, u.bbox.top + 9 * px, 4 * px);
+      else if (point.loss > panel.range[1]) triangle(ctx, x + beside, u.bbox.top + 8 * px, 4.5 * px);
     }
   });
 }
 
-function levelBand(u, mark, grid, y) {
-  if (!mark.spread) return;
+function levelBand(u, point, grid, y) {
+  if (!point.spread) return;
   const left = u.valToPos(grid[0], "x", true), right = u.valToPos(grid[grid.length - 1], "x", true);
-  const top = y(mark.loss + mark.spread);
+  const top = y(point.loss + point.spread);
   clipped(u, (ctx) => {
     ctx.globalAlpha = 0.14;
-    ctx.fillRect(left, top, right - left, y(mark.loss - mark.spread) - top);
+    ctx.fillRect(left, top, right - left, y(point.loss - point.spread) - top);
   });
 }
 
@@ -149,15 +149,15 @@ function sweepValues(u, panel, grid) {
   const at = panel.ticks.indexOf(grid[u.cursor.idx]);
   if (at < 0) return null;
   const found = panel.traces.flatMap((trace) => {
-    const mark = trace.level ? trace.marks[0] : trace.marks.find((m) => m.x === panel.ticks[at]);
-    return mark ? [[trace.colour, mark.label, mark]] : [];
+    const point = trace.level ? trace.points[0] : trace.points.find((p) => p.x === panel.ticks[at]);
+    return point ? [[trace.colour, point.label, point]] : [];
   }).sort((a, b) => (a[2].loss ?? Infinity) - (b[2].loss ?? Infinity));
   return { at: `${NAMES[panel.axis] ?? panel.axis} ${panel.names[at]}`,
-    lines: found.map(([colour, name, mark]) => [colour, name, measured(mark)]) };
+    lines: found.map(([colour, name, point]) => [colour, name, measured(point)]) };
 }
 
-function measured(mark) {
-  if (mark.loss == null) return mark.diverged ? "diverged" : "unfinished";
-  const lost = mark.diverged ? `, ${mark.diverged} of ${mark.n + mark.diverged} diverged` : "";
-  return `${mark.loss.toFixed(4)}${mark.spread ? ` ± ${mark.spread.toFixed(4)}` : ""}, n ${mark.n}${lost}`;
+function measured(point) {
+  if (point.loss == null) return point.diverged ? "diverged" : "unfinished";
+  const lost = point.diverged ? `, ${point.diverged} of ${point.n + point.diverged} diverged` : "";
+  return `${point.loss.toFixed(4)}${point.spread ? ` ± ${point.spread.toFixed(4)}` : ""}, n ${point.n}${lost}`;
 }

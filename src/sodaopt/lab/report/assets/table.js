@@ -53,8 +53,8 @@ function lineSwitch(row) {
   if (!shown.has(label)) return;
   const button = make("button", { type: "button", class: "line" }, ...head.childNodes);
   head.append(button);
-  const mark = () => button.setAttribute("aria-pressed", String(shown.get(label)));
+  const update = () => button.setAttribute("aria-pressed", String(shown.get(label)));
   button.addEventListener("click", () => show(label, !shown.get(label)));
-  watchers.push(mark);
-  mark();
+  watchers.push(update);
+  update();
 }
