@@ -20,7 +20,7 @@ from sodaopt.core.method import Method
 from sodaopt.geometry.views import conv, matrix, split, transposed
 from sodaopt.layers.locations import Location, Locations, locate, unwrapped
 from sodaopt.layers.recipes import RECIPES, Recipe, Rule, rules
-from sodaopt.layers.roles import MATRICES, ROLES, Choice, classify, family, find_usage
+from sodaopt.layers.roles import MATRICES, ROLES, Treatment, classify, family, find_usage
 from sodaopt.layers.table import Plan, PlannedParameter
 
 __all__ = ["RECIPES", "Plan", "PlannedParameter", "hidden", "param_groups", "plan"]
@@ -55,9 +55,9 @@ def plan(model: nn.Module, recipe: str | Recipe = "soda_dagger", /, **overrides:
     heads = {p for p, user in users.items() if family(user.role) == "head" and p.ndim > 1}
     usage = find_usage(model, locations, heads)
     found = {p: _chosen(p, classify(ats[0], usage), users[p]) for p, ats in locations.items()}
-    if missing := [locations[p][0] for p, choice in found.items() if not choice.role]:
+    if missing := [locations[p][0] for p, treatment in found.items() if not treatment.role]:
         raise ValueError(_unclear(missing))
-    rows = tuple(_planned(locations[p], choice, by_role) for p, choice in found.items())
+    rows = tuple(_planned(locations[p], treatment, by_role) for p, treatment in found.items())
     aliases = [f"{row.name} is also {', '.join(row.aliases)}" for row in rows if row.aliases]
     title = f"{recipe} for " * isinstance(recipe, str) + type(model).__name__
     return Plan(title, rows, (*usage.notes, *aliases))
@@ -88,10 +88,10 @@ def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     return [row.parameter for row in rows if row.role in MATRICES]
 
 
-def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
-    """Return the user's choice for p, completed by the role and the view that the rules found."""
+def _chosen(p: nn.Parameter, found: Treatment, user: Treatment) -> Treatment:
+    """Complete the user's treatment of p by the role and the view that the rules found."""
     if not p.requires_grad or user.role == FROZEN:
-        return Choice(FROZEN)
+        return Treatment(FROZEN)
     role = user.role or found.role or (CUSTOM if user.method else "")
     if p.ndim < 2 and family(role) != "vector":
         role = found.role  # lm_head="head" means the weight, not the bias beside it
@@ -107,21 +107,21 @@ def _chosen(p: nn.Parameter, found: Choice, user: Choice) -> Choice:
 
 
 def _planned(
-    locations: list[Location], choice: Choice, by_role: Mapping[str, Rule]
+    locations: list[Location], treatment: Treatment, by_role: Mapping[str, Rule]
 ) -> PlannedParameter:
     """Return the row of a parameter, with the user's method or else the rule of its role.
 
     locations: every layer that uses the parameter.
     by_role: the rules of the recipe.
     """
-    p, role = locations[0].parameter, choice.role
+    p, role = locations[0].parameter, treatment.role
     names: dict[nn.Module, str] = {}
     for at in locations:
         names.setdefault(at.module, at.name)  # a layer that is used twelve times has one name
     name, *aliases = names.values()
     if role == FROZEN:
         return PlannedParameter(name, role, p, tuple(aliases))
-    rule = Rule(choice.method) if choice.method else by_role.get(role)
+    rule = Rule(treatment.method) if treatment.method else by_role.get(role)
     if rule is None:
         options = dict.fromkeys((role, family(role), "rest"))
         raise ValueError(
@@ -129,25 +129,25 @@ def _planned(
             + " or ".join(map(repr, options))
         )
     method = rule.method
-    if choice.view is not None:
-        method = replace(method, geometry=method.geometry.with_view(choice.view))
-    factor = rule.lr_factor if choice.lr_factor is None else choice.lr_factor
+    if treatment.view is not None:
+        method = replace(method, geometry=method.geometry.with_view(treatment.view))
+    factor = rule.lr_factor if treatment.lr_factor is None else treatment.lr_factor
     return PlannedParameter(name, role, p, tuple(aliases), method, factor)
 
 
 # -- overrides ------------------------------------------------------------------------------------
 
 
-def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parameter, Choice]:
+def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parameter, Treatment]:
     """Map each parameter to the first override whose pattern is in one of its names.
 
     Raise ValueError if a pattern has no effect.
     """
-    found: dict[nn.Parameter, Choice] = {}
+    found: dict[nn.Parameter, Treatment] = {}
     names = [(at.name, p) for p, ats in locations.items() for at in ats]
     for pattern, value in overrides.items():
-        choice = _parse(pattern, value)
-        matched = {p: choice for name, p in names if re.search(pattern, name)}
+        treatment = _parse(pattern, value)
+        matched = {p: treatment for name, p in names if re.search(pattern, name)}
         if not matched:
             parts = {part for name, _ in names for part in name.split(".") if not part.isdigit()}
             near = unknown("argument or pattern", pattern, parts)
@@ -158,15 +158,15 @@ def _match(locations: Locations, overrides: Mapping[str, Any]) -> dict[nn.Parame
                 "parameters. Put it first."
             )
         found = matched | found
-    return dict.fromkeys(locations, Choice()) | found
+    return dict.fromkeys(locations, Treatment()) | found
 
 
 PARTS: dict[str, Any] = {"role": str, "method": Method, "lr_factor": int | float, "view": Callable}
 """The parts of an override by their types."""
 
 
-def _parse(pattern: str, value: Any) -> Choice:
-    """Return the value of an override as a Choice. The type of each part tells its meaning."""
+def _parse(pattern: str, value: Any) -> Treatment:
+    """Return the value of an override as a Treatment. The type of each part tells its meaning."""
     try:
         re.compile(pattern)
     except re.error as e:
@@ -182,7 +182,7 @@ def _parse(pattern: str, value: Any) -> Choice:
         if name == "role" and part not in (*ROLES, FROZEN):
             raise ValueError(f"{pattern!r}: {unknown('role', part, [*ROLES, FROZEN])}")
         parts[name] = part
-    return Choice(**parts)
+    return Treatment(**parts)
 
 
 GUESSES = {2: '"hidden"', 3: '("experts", views.matrix)', 4: '"conv"'}

@@ -33,7 +33,7 @@ def family(role: str) -> str:
     return PARENT.get(role, role)
 
 
-class Choice(NamedTuple):
+class Treatment(NamedTuple):
     """How to treat a parameter, as the rules or the user have chosen.
 
     An empty field means that nothing was chosen.
@@ -89,12 +89,12 @@ ROLES = tuple(dict.fromkeys(role for role, _ in RULES))
 """Every role once. `docs/layers.md` has a table of their meanings."""
 
 
-def classify(at: Location, usage: "Usage") -> Choice:
+def classify(at: Location, usage: "Usage") -> Treatment:
     """Return the role and the view of a parameter. The role is empty if no rule matches."""
     for role, match in RULES:
         if found := match(at, usage):
-            return Choice(role, found if callable(found) else None)
-    return Choice()
+            return Treatment(role, found if callable(found) else None)
+    return Treatment()
 
 
 def _dense(at: Location) -> View:
