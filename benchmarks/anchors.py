@@ -83,7 +83,7 @@ POLICIES: dict[str, tuple[Rules, Callable[[nn.Module, init.Seeds], Any]]] = {
     ),
     "cpu": (zero_projections, lambda net, seeds: "cpu"),
     "file": (zero_projections, from_file),
-    "seed, uniform": (zero_projections, lambda net, seeds: seeds),
+    "seed, between": (zero_projections, lambda net, seeds: seeds),
     "seed, sign": (signs, lambda net, seeds: seeds),
     "seed, normal": (normals, lambda net, seeds: seeds),
 }

@@ -136,7 +136,7 @@ def test_keys_differ() -> None:
 
 
 @pytest.mark.parametrize("k", KEYS, ids=str)
-def test_bits_are_uniform(k) -> None:
+def test_bits_are_equally_likely(k) -> None:
     """Chi-square of each byte (255 degrees of freedom, deviation 22.6), also of neighbours."""
     bits = random_bits(torch.arange(N), key(*k))
     assert 0 <= bits.min() <= bits.max() < 1 << 32

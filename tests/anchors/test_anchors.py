@@ -553,7 +553,7 @@ def test_any_part_is_the_same_part() -> None:
 
 
 MOMENTS: dict[str, tuple[Init, float, float]] = {
-    "uniform": (init.between(-0.3, 0.5), 0.1, 0.8 / math.sqrt(12)),
+    "between": (init.between(-0.3, 0.5), 0.1, 0.8 / math.sqrt(12)),
     "normal": (init.normal(0.2, 0.5), 0.2, 0.5),
     "truncated": (init.truncated(0.1, 0.5), 0.1, 0.5 * 0.87962566),
     "sign": (init.sign(0.7), 0.0, 0.7),

@@ -280,10 +280,10 @@ def _muon() -> Iterator[Theirs]:
 
 
 def _scion() -> Iterator[Theirs]:
-    def ours(norm: str, hidden: bool) -> Kwargs:
+    def ours(norm: str, is_dense: bool) -> Kwargs:
         def kwargs(zoo: ModuleType, geo: ModuleType, ms: ModuleType) -> dict[str, Any]:
             more = {"polar": ms.KELLER} if norm == "Spectral" else {}
-            scaled = getattr(geo, norm)(scale=geo.dense if hidden else geo.one_hot, **more)
+            scaled = getattr(geo, norm)(scale=geo.dense if is_dense else geo.one_hot, **more)
             return {"norm": scaled, "radius": 2.0, "alpha": 0.2}
 
         return kwargs
@@ -294,14 +294,14 @@ def _scion() -> Iterator[Theirs]:
         ("ColNorm", "COL", "normalized"),
         ("RowNorm", "ROW", "normalized"),
     ):
-        for hidden in (True, False):
+        for is_dense in (True, False):
             for row, constraint in (("scion", True), ("uscion", False)):
                 loose = {"tol": 1e-6, "note": "they add 1e-8 to the norms"}
                 yield Theirs(
                     row,
-                    ours(norm, hidden),
-                    f"pytorch_optimizer.SCION({kind}, {flag}={hidden}, constraint={constraint})",
-                    po_scion(kind, {flag: hidden}, constraint),
+                    ours(norm, is_dense),
+                    f"pytorch_optimizer.SCION({kind}, {flag}={is_dense}, constraint={constraint})",
+                    po_scion(kind, {flag: is_dense}, constraint),
                     lr=0.005,
                     package="pytorch-optimizer",
                     schedule=warmdown if norm == "Sign" else None,

@@ -79,6 +79,8 @@ def param_groups(
 def hidden(model: nn.Module, **overrides: Any) -> list[nn.Parameter]:
     """Return the paper's hidden layers: trainable matrices that are neither tables nor heads.
 
+    Their roles are hidden, conv, experts, router, lora_a and lora_b.
+
     model, overrides: as in `plan`. wpe="hidden" adds the parameters with wpe in their name.
 
     >>> [tuple(p.shape) for p in hidden(model)]

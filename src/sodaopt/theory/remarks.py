@@ -59,7 +59,7 @@ def variants() -> list[Variant]:
     averaging = replace(both, alpha_bar=0.0, gamma=_no_look_ahead)
     return [
         Variant("tandem", "in tandem, a = k+1", both, STEEP),
-        Variant("tandem-uniform", "in tandem, a = 1", zoo.moda(), FLAT),
+        Variant("tandem-constant", "in tandem, a = 1", zoo.moda(), FLAT),
         Variant("tandem-oda", "optimism, ODA, a = 1", zoo.oda(), FLAT),
         Variant("optimism", "optimism alone, a = 1", alone, FLAT),
         Variant("optimism-linear", "optimism alone, a = k+1", alone_linear, diverges=True),
