@@ -110,16 +110,14 @@ SPECIAL = {  # the special layers of each model. All others are hidden, norm or 
 
 @each_model
 def test_roles(name: str) -> None:
-    net, particular = model(name), SPECIAL[name]
-    for row in plan(net).rows:
-        pattern = next((k for k in particular if re.search(k, row.name)), None)
-        if pattern is not None:
-            assert row.role == particular[pattern], row
-        elif len(row.shape) > 1:
-            assert row.role == "hidden", row
-        else:
-            assert row.role in ("norm", "bias"), row
-            assert (row.role == "bias") == row.name.endswith("bias"), row
+    special = SPECIAL[name]
+    rows = plan(model(name)).rows
+    patterns = [next((k for k in special if re.search(k, row.name)), "") for row in rows]
+    assert set(patterns) - {""} == set(special)
+    for row, pattern in zip(rows, patterns, strict=True):
+        vector = "bias" if row.name.endswith("bias") else "norm"
+        other = "hidden" if len(row.shape) > 1 else vector
+        assert row.role == special.get(pattern, other), row
 
 
 @each_model

@@ -103,6 +103,7 @@ def test_gradients_are_those_of_f_and_the_oracle_is_unbiased(f, geometry):
 def test_constants_are_upper_bounds(f, geometry):
     space = regulariser(geometry).space
     x, y = (f.x_star + normal(j, 50, *f.shape) for j in (1, 2))
+    assert f.L is not None or f.G is not None, "no constant to check"
     if f.L is not None:
         change = space.dual(f.grad(x) - f.grad(y))
         assert (change <= f.constant("L", space) * space.norm(x - y) * (1 + 1e-9)).all()
