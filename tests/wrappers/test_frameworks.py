@@ -1,4 +1,4 @@
-"""SODAWrapper in the frameworks that people train with, in cases that the matrix does not cover.
+"""SODAWrapper in frameworks that people train with, in cases that are not in test_matrix.py.
 
 Class forms and factories, injected weight decay, killed runs, mixed precision, manual loops, and
 every scheduler of torch on the wrapper and on its base.

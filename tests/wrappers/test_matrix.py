@@ -1,9 +1,9 @@
 """The matrix: twenty-one ways in which optimizers are used. SODAWrapper goes through all of them.
 
-The other wrappers, the anchors and bf16 parameters go through the rows in which their code differs.
+The other wrappers, the anchors and bf16 parameters go through the uses in which their code differs.
 
-Each row uses the real framework on a tiny model and compares with a plain loop, bit by bit if one
-process runs it. `tests/wrappers/test_frameworks.py` has more tests of the frameworks.
+Each check trains a tiny model with the real framework and compares with a plain loop, bit by bit if
+one process runs it. `tests/wrappers/test_frameworks.py` has more tests of the frameworks.
 """
 
 import copy
@@ -626,7 +626,9 @@ def deepspeed(name: str, where: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class Use:
+    """A way in which an optimizer is used, with the packages and the ranks that it needs."""
+
     check: Callable[[str, Path], None]
     needs: tuple[str, ...] = ()
     ranks: bool = False
@@ -635,28 +637,28 @@ class Row:
 
 
 LIGHTNING = ("lightning or pytorch_lightning",)
-ROWS = {
-    "base = AdamW": Row(runs),
-    "scheduler": Row(scheduler),
-    "first step at lr 0": Row(first_step_at_zero),
-    "save and resume": Row(resume),
-    "schedule after load": Row(schedule_after_load),
-    "deepcopy and pickle": Row(copies),
-    "hooks": Row(hooks),
-    "add_param_group": Row(add_param_group),
-    "closure": Row(closure),
-    "GradScaler": Row(grad_scaler),
-    "accelerate": Row(accelerate, ("accelerate",)),
-    "HF Trainer": Row(hf_trainer, ("transformers", "accelerate")),
-    "Lightning": Row(lightning, LIGHTNING),
-    "DCP": Row(dcp),
-    "FSDP2": Row(fsdp2, ranks=True, then=fsdp2_alone),
-    "accelerate FSDP2 swap": Row(swap, ("accelerate",), ranks=True),
-    "torchtitan": Row(torchtitan),
-    "DDP and ZeroRedundancyOptimizer": Row(ddp, ranks=True),
-    "DeepSpeed ZeRO": Row(deepspeed, ("deepspeed",), ranks=True),
-    "Fabric": Row(fabric, LIGHTNING),
-    "torch.compile": Row(compiled),
+USES = {
+    "base = AdamW": Use(runs),
+    "scheduler": Use(scheduler),
+    "first step at lr 0": Use(first_step_at_zero),
+    "save and resume": Use(resume),
+    "schedule after load": Use(schedule_after_load),
+    "deepcopy and pickle": Use(copies),
+    "hooks": Use(hooks),
+    "add_param_group": Use(add_param_group),
+    "closure": Use(closure),
+    "GradScaler": Use(grad_scaler),
+    "accelerate": Use(accelerate, ("accelerate",)),
+    "HF Trainer": Use(hf_trainer, ("transformers", "accelerate")),
+    "Lightning": Use(lightning, LIGHTNING),
+    "DCP": Use(dcp),
+    "FSDP2": Use(fsdp2, ranks=True, then=fsdp2_alone),
+    "accelerate FSDP2 swap": Use(swap, ("accelerate",), ranks=True),
+    "torchtitan": Use(torchtitan),
+    "DDP and ZeroRedundancyOptimizer": Use(ddp, ranks=True),
+    "DeepSpeed ZeRO": Use(deepspeed, ("deepspeed",), ranks=True),
+    "Fabric": Use(fabric, LIGHTNING),
+    "torch.compile": Use(compiled),
 }
 
 
@@ -666,7 +668,7 @@ OTHERS = tuple(name for name in WRAPPERS if name != "SODAWrapper")
 SHARDED = ("clone, bf16", "clone fp32, bf16", "bf16, fp32", "cpu, bf16", "auto, fp32",
            "file, bf16", "seed, fp32", "seed, bf16")  # fmt: skip
 
-# The rows in which the code for a name differs from SODAWrapper with float64 and a clone.
+# The uses in which the code for a name differs from SODAWrapper with float64 and a clone.
 MORE: dict[str, tuple[str, ...]] = {
     # each wrapper restarts or averages in its own way, and keeps its own tensors
     "base = AdamW": OTHERS,
@@ -693,25 +695,25 @@ def names(title: str) -> tuple[str, ...]:
     return ("SODAWrapper", *MORE.get(title, ()))
 
 
-def bind(row: Row, name: str) -> Check:
-    return lambda where: row.check(name, where)
+def bind(use: Use, name: str) -> Check:
+    return lambda where: use.check(name, where)
 
 
 CHECKS: dict[str, Check] = {
-    f"{title}-{name}": bind(row, name)
-    for title, row in ROWS.items()
-    if row.ranks
+    f"{title}-{name}": bind(use, name)
+    for title, use in USES.items()
+    if use.ranks
     for name in names(title)
 }
 
 
 def cells() -> Iterator[Any]:
-    for title, row in ROWS.items():
+    for title, use in USES.items():
         for name in names(title):
-            needs = (*row.needs, *(["safetensors"] if name.startswith("file") else []))
+            needs = (*use.needs, *(["safetensors"] if name.startswith("file") else []))
             absent = missing(*needs)
             marks = [pytest.mark.skipif(bool(absent), reason=f"{absent} not installed")]
-            if row.ranks:
+            if use.ranks:
                 marks += [available, pytest.mark.timeout(600)]
             yield pytest.param(f"{title}-{name}", marks=marks)
 
@@ -720,11 +722,11 @@ def cells() -> Iterator[Any]:
 @pytest.mark.parametrize("check", list(cells()))
 def test_matrix(check: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     title, name = check.rsplit("-", 1)
-    row = ROWS[title]
-    if not row.ranks:
-        row.check(name, tmp_path)
+    use = USES[title]
+    if not use.ranks:
+        use.check(name, tmp_path)
         return
     world: World = request.getfixturevalue("world")
     world.assert_passed(__name__, check)
-    if row.then:
-        row.then(name, world.where)
+    if use.then:
+        use.then(name, world.where)
