@@ -24,8 +24,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from benchmarks.pages import DOCS, RESULTS, filled, markdown, where
+from benchmarks.records import RESULTS, where
 from sodaopt import SODAWrapper, anchors, init, memory
+from tools.pages import DOCS, filled, markdown
 
 
 class Gpt(nn.Module):

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.pages import where
+from benchmarks.records import where
 from sodaopt.lab.execution import Execution
 from sodaopt.lab.job import Job
 from sodaopt.lab.train import train

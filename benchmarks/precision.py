@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.pages import RESULTS, where
+from benchmarks.records import RESULTS, where
 from sodaopt import cli
 from sodaopt.backends.products import Choice, dense
 from sodaopt.lab import records

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.pages import where
+from benchmarks.records import where
 from sodaopt.backends import products
 from sodaopt.core.fused import WORKSPACE
 from sodaopt.geometry import polar

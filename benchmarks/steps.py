@@ -11,8 +11,9 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.pages import DOCS, RESULTS, filled, markdown
+from benchmarks.records import RESULTS
 from sodaopt.lab.bench import draw_scaling
+from tools.pages import DOCS, filled, markdown
 
 PAGE, README = DOCS / "performance.md", DOCS.parent / "README.md"
 TABLES = {"steps": RESULTS / "steps-h200.json", "peers": RESULTS / "peers-h200.json"}

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.pages import DOCS, RESULTS, filled, markdown
+from benchmarks.records import RESULTS
 from sodaopt.lab import train as lab
 from sodaopt.lab.data import build, corpus, open_data, texts, tokenizer
 from sodaopt.lab.data.shards import write_shard
@@ -40,6 +40,7 @@ from sodaopt.lab.model import GPT
 from sodaopt.lab.presets import preset
 from sodaopt.lab.progress import Lines
 from sodaopt.lab.training import Training
+from tools.pages import DOCS, filled, markdown
 
 PROFILED = 3
 KINDS = {

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW
 
 from benchmarks.anchors import seconds
-from benchmarks.pages import where
+from benchmarks.records import where
 from sodaopt import SODAWrapper
 
 

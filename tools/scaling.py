@@ -10,9 +10,9 @@ from functools import cache
 
 from torch import nn
 
-from benchmarks.pages import DOCS, filled, markdown
 from sodaopt.lab.bench import without_memory
 from sodaopt.lab.cluster import H100, Prediction, cluster, has_polar_factors, rows, table
+from tools.pages import DOCS, filled, markdown
 
 CLUSTERS = {
     "gpt-1b": ("1x1", "8x1", "8x8"),

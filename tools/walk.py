@@ -25,8 +25,8 @@ import torch
 from torch import nn
 
 import sodaopt
-from benchmarks.pages import DOCS, filled
 from sodaopt import SODA, SODAWrapper, param_groups, zoo
+from tools.pages import DOCS, filled
 
 PACKAGE = Path(sodaopt.__file__).parent
 Walk = dict[str, list[str]]  # file -> functions, in order of their first visit

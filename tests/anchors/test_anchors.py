@@ -688,6 +688,6 @@ def test_a_parameter_with_the_address_of_another() -> None:
 def test_the_page_has_the_table() -> None:
     """`python -m benchmarks.anchors --docs` writes it from the results of each machine."""
     from benchmarks.anchors import PAGE, table
-    from benchmarks.pages import filled
+    from tools.pages import filled
 
     assert filled(PAGE, "anchors", table()) == PAGE.read_text()

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from benchmarks import diagnostics, training
-from benchmarks.pages import filled
 from sodaopt.cli import main
 from sodaopt.lab.job import Job, resolve
 from sodaopt.lab.optimizers import BASES
@@ -23,6 +22,7 @@ from sodaopt.lab.scales import SCALES
 from sodaopt.lab.studies import STUDIES
 from tests.support.lab_jobs import embedded, working
 from tools import gpu_time, results_doc
+from tools.pages import filled
 
 assert embedded  # fixtures
 assert working

@@ -1,23 +1,10 @@
-"""Describe the machine of a benchmark, and write tables of results into documentation pages."""
+"""Write tables into documentation pages."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import torch
-
-RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-
-
-def where(device: str) -> dict[str, Any]:
-    """Return the device, the torch version and the number of threads of a result."""
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def filled(page: Path, name: str, table: str) -> str:
