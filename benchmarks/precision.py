@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.records import RESULTS, where
 from sodaopt import cli
-from sodaopt.backends.products import Choice, dense
+from sodaopt.backends.products import dense
 from sodaopt.lab import records
 
 OUT = RESULTS / "precision-h200.json"
@@ -35,7 +35,7 @@ def in_float64() -> Iterator[None]:
     """Step with plain operations, with products in float64."""
     with (
         patch("sodaopt.core.optimizer.runs_kernels", lambda p: False),
-        patch("sodaopt.geometry.polar.choice", lambda X: Choice("plain", dense)),
+        patch("sodaopt.geometry.polar.choice", lambda X: ("plain", dense)),
         patch("sodaopt.geometry.polar.Newton.dtype_on", lambda *_: torch.float64),
     ):
         yield

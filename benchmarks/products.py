@@ -51,7 +51,7 @@ def measure(short: int, aspect: int, rounds: int) -> dict[str, Any]:
         for name, load in products.PRODUCTS.items():
             if name == "hopper" and not products.has_hopper():
                 continue
-            choice = products.Choice(form, load())
+            choice = form, load()
             with mock.patch.object(polar, "choice", lambda X, choice=choice: choice):
                 Y = polar.KELLER.products(X)
                 graph = torch.cuda.CUDAGraph()

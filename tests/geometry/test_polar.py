@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sodaopt.backends.products import PRODUCTS, Choice, chosen, dense
+from sodaopt.backends.products import PRODUCTS, chosen, dense
 from sodaopt.geometry import polar
 from sodaopt.geometry.polar import BACKENDS, EXACT, Newton, factor
 
@@ -175,7 +175,7 @@ def mirrored(*arguments: Any) -> Tensor:
 
 
 def in_form(backend: Newton, X: Tensor, form: str, product=dense) -> Tensor:
-    with mock.patch.object(polar, "choice", return_value=Choice(form, product)):
+    with mock.patch.object(polar, "choice", return_value=(form, product)):
         return backend(X)
 
 

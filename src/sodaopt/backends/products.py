@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,16 +21,6 @@ TABLE = Path(__file__).with_name("products.json")
 Symmetric: TypeAlias = Callable[..., Tensor]
 """A function of (A, B, C, alpha, beta, diagonal) for batches of matrices: alpha A B + beta C +
 diagonal I, or A B without C, or A A^T without B. B and the result are symmetric."""
-
-
-class Choice(NamedTuple):
-    """How to compute polar factors of one shape.
-
-    form: "plain" or "gram", see `sodaopt.geometry.polar`.
-    """
-
-    form: str
-    product: Symmetric
 
 
 def dense(
@@ -76,15 +66,16 @@ PRODUCTS: dict[str, Callable[[], Symmetric]] = {
 take longer than the launch of a kernel."""
 
 
-def choice(X: Tensor) -> Choice:
-    """The form and the product for normalised matrices (n, short side, long side)."""
+def choice(X: Tensor) -> tuple[str, Symmetric]:
+    """The form, "plain" or "gram" (see `sodaopt.geometry.polar`), and the product for normalised
+    matrices (n, short side, long side)."""
     if not X.is_cuda or X.dtype != torch.float16:  # other dtypes are for accuracy, not for speed
-        return Choice("plain", dense)
+        return "plain", dense
     return chosen(X.shape[-2], X.shape[-1])
 
 
 @cache
-def chosen(short: int, long: int) -> Choice:
+def chosen(short: int, long: int) -> tuple[str, Symmetric]:
     """The choice for fp16 matrices, from the first row of the table that applies to them.
 
     A row applies if the short side is at least "short", and long / short at least "aspect".
@@ -92,8 +83,8 @@ def chosen(short: int, long: int) -> Choice:
     for row in json.loads(TABLE.read_text())["rows"]:
         if short >= row["short"] and long >= row["aspect"] * short:
             best = row.get("with_hopper", row) if has_hopper() else row
-            return Choice(best["form"], PRODUCTS[best["product"]]())
-    return Choice("plain", dense)
+            return best["form"], PRODUCTS[best["product"]]()
+    return "plain", dense
 
 
 @cache
