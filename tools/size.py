@@ -86,7 +86,7 @@ LATER = {
         "anchors/stored.py: Constant.__post_init__",
         "core/state.py: _warn_of_settings",
         "wrappers/refusals.py: WRAPPERS PREFIXES NEEDED MOMENTS check_kind check_only"
-        " unchanged check_writer check_tensors check_moments check_shapes",
+        " unchanged check_writer check_moments check_shapes",
         "wrappers/base.py: _check_capture",
         "wrappers/live.py: LiveOptimizer.__init_subclass__",
     ),

@@ -158,7 +158,6 @@ class LiveOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         refusals.check_writer(self, state_dict["param_groups"])
-        refusals.check_tensors(self, state_dict["param_groups"], state_dict["state"])
         # everything is checked and copied before anything is changed
         groups = [self._group_keys() | g for g in state_dict["param_groups"]]
         self._check_groups(groups)

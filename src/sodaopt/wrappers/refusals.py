@@ -102,22 +102,6 @@ def check_writer(wrapper: Any, groups: list[dict[str, Any]]) -> None:
         )
 
 
-def check_tensors(wrapper: Any, groups: list[dict[str, Any]], state: dict[Any, Any]) -> None:
-    """Raise if all of the wrapper's tensors are missing: a framework has saved only keys it knows.
-
-    Without this check, the next step would make them again from the weights.
-    """
-    name = type(wrapper).__name__
-    for group in groups:
-        k, members = group.get(f"{wrapper._prefix}k"), wrapper._members(group)
-        saved = [state[n] for n in members if state.get(n)]
-        if k and saved and not any(wrapper._split(s)[1] for s in saved):
-            raise ValueError(
-                f"the state to load was written by {name} at step {k}, and has none of its "
-                f"tensors: save and load the whole state_dict() of {name}"
-            )
-
-
 def check_moments(saved: Any, p: Tensor) -> None:
     """Raise if a moment to load has another shape than its parameter."""
     for name in MOMENTS if isinstance(saved, dict) else ():

@@ -176,8 +176,8 @@ class SODAWrapper(Wrapper):
 
     def _members(self, group: Group) -> list[Tensor]:
         params: list[Tensor] = group["params"]
-        only = group.get("soda_only")  # a group that was just added has none
-        return params if only is True else [params[j] for j in only or ()]
+        only = group.get("soda_only", [])  # a group that was just added has none
+        return params if only is True else [params[j] for j in only]
 
     def _first(self, p: Tensor) -> dict[str, Tensor]:
         return {"z0": self.anchor.capture(p, False)}
