@@ -38,6 +38,7 @@ LATER = {
         " _piece _flops _tasks _within _size",
         "core/together.py",
         "core/validation.py: check_sharing",
+        "wrappers/base.py: Wrapper._publishing",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
         "geometry/norms.py: _beside _is_beside _Lengths.units _Lengths.needs_matrices"
@@ -95,7 +96,8 @@ LATER = {
         "wrappers/migrate.py: _names _regrouped",
     ),
     "distributed checkpoints of wrappers around SODA": (
-        "wrappers/live.py: LiveOptimizer._complete LiveOptimizer._members",
+        "wrappers/live.py: _is_unstepped LiveOptimizer._complete LiveOptimizer._unstepped"
+        " LiveOptimizer._members",
     ),
     "global step hooks run once": ("wrappers/base.py: _global_hooks",),
     "steps that are counted by group": (

@@ -394,6 +394,28 @@ def test_dcp_around_soda(name: str, flat: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
+def test_saving_changes_no_run(name: str) -> None:
+    """The tensors that a state dict has of a parameter without a step are provisional."""
+    cls, more = WRAPPERS[name]
+    runs = []
+    for saves in (True, False):
+        model = network()
+        late = model[2].weight
+        opt = cls(SODA(model.parameters(), LR, "adam"), **more)
+        for k in range(STEPS):
+            if k == HALF:
+                opt.state_dict() if saves else None
+                late.detach().add_(1.0)
+                opt.eval(), opt.train()
+            opt.zero_grad()
+            loss_of(model, *batch(k)).backward()
+            late.grad = late.grad if k >= HALF else None
+            opt.step()
+        runs.append(weights(model))
+    assert equal(*runs)
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
 def test_a_state_from_before_the_first_step(name: str) -> None:
     """The wrapper's tensors are made from the weights at the first step, not loaded."""
     cls, more = WRAPPERS[name]

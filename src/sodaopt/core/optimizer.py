@@ -133,10 +133,8 @@ class SODA(StatefulOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step on every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with self._sharing.publishing(), torch.enable_grad():
-                loss = closure()
+        with self._sharing.publishing():
+            loss = None if closure is None else torch.enable_grad()(closure)()
         self._step()
         return loss
 

@@ -20,36 +20,50 @@ if TYPE_CHECKING:
     from sodaopt.core.optimizer import SODA
 
 Shared = dict[Any, dict[int, bool]]
-"""By mesh or process group, the indices of the parameters that ranks share, and whether the ranks
-compare the step and the gradient of this parameter. They do on a mesh or process group where they
-share work, because a map is not elementwise."""
+"""By mesh or process group: the indices of its parameters, and whether its ranks compare the step
+count and the missing gradient of the parameter. They do if any map there is not elementwise."""
 FIXED = "method", "maximize", "seed", "train_mode"
 """The keys of a group that must be the same on all ranks, besides lr."""
 
 
 def shared(opt: SODA) -> Shared:
-    """Return the parameters that ranks share. A mesh or process group where all maps are
-    elementwise is left out, unless it has parameters that its ranks have not compared yet."""
-    sharing, index, found = opt._sharing, 0, Shared()
+    """Return the parameters whose ranks compare this step.
+
+    A mesh or process group where all maps are elementwise is left out once its ranks have compared
+    all of its parameters.
+    """
+    sharing = opt._sharing
     sharing.begin(lambda p: labels(opt.param_groups)[p])
+    groups = [(group["method"], len(group["params"])) for group in opt.param_groups]
+    if sharing.silent == groups:
+        return {}
+    found, with_work = _found(opt)
+    verified = {ranks for ranks, js in found.items() if sharing.verified.get(ranks) == len(js)}
+    compared = sorted(with_work | (found.keys() - verified), key=order)
+    if not compared:
+        if sharing.failure is not None:  # this rank is in no mesh, so no other rank waits for it
+            raise sharing.failure
+        sharing.silent = groups
+    return {ranks: dict.fromkeys(found[ranks], ranks in with_work) for ranks in compared}
+
+
+def _found(opt: SODA) -> tuple[dict[Any, list[int]], set[Any]]:
+    """Return the indices of all shared parameters by mesh or process group, and the meshes and
+    process groups whose ranks share work, because a map is not elementwise."""
+    found: dict[Any, list[int]] = {}
+    with_work, index = set[Any](), 0
     for group in opt.param_groups:
         method = opt.methods.get(group["method"])
         has_work = method is None or not method.geometry.elementwise
         for j, p in enumerate(group["params"], index):
             if has_work or is_on_mesh(p):
-                find = partial(sharing.key, p, has_work)
-                key = sharing.attempt(find, lambda: None, doing="prepare")
+                find = partial(opt._sharing.key, p, has_work)
+                key = opt._sharing.attempt(find, lambda: None, doing="prepare")
                 if key is not None:
-                    found.setdefault(key[0], {})[j] = has_work
+                    found.setdefault(key[0], []).append(j)
+                    with_work.update(key[:1] if has_work else ())
         index += len(group["params"])
-    for ranks, indices in list(found.items()):
-        if any(indices.values()):
-            found[ranks] = dict.fromkeys(indices, True)
-        elif sharing.verified.get(ranks) == len(indices):
-            del found[ranks]
-    if not found and sharing.failure is not None:
-        raise sharing.failure  # this rank is in no mesh, so no other rank waits for it
-    return dict(sorted(found.items(), key=lambda item: order(item[0])))
+    return found, with_work
 
 
 def step(opt: SODA, shared: Shared) -> None:
@@ -117,7 +131,8 @@ def _compare(
 
 
 def _step_buckets(opt: SODA, buckets: list[Bucket]) -> None:
-    """Step the buckets. Those that ranks share go through stages, and the last one steps them."""
+    """Step the buckets. A shared bucket goes through the stages of its exchange. The last stage
+    steps it."""
     by_key: dict[Any, list[Bucket]] = {}
     for b in buckets:
         if b.ranks is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch.compiler import config as compiler
+import torch.compiler.config
 
 from .model import Shape
 from .sinks import parse_sinks
@@ -124,4 +124,4 @@ def allow_recompilation() -> None:
     The trials of a sweep share compiled code, and each model shape and mode adds a variant. At the
     limit, torch silently stops compiling.
     """
-    compiler.recompile_limit = 64
+    torch.compiler.config.recompile_limit = 64

@@ -9,13 +9,14 @@ shards by `Shards.sum`, in one reduction.
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from sodaopt._errors import times
 from sodaopt.parallel import stages
 from sodaopt.parallel.agree import Failure, host, publish, published, waiting
 from sodaopt.parallel.deal import deal
@@ -36,36 +37,38 @@ class Sharing:
     label: a function that names a parameter in an error.
     failure: the first error of this step. The ranks compare it at the end of the step.
     every: the meshes and process groups that take part in this step.
-    done: those that took part in the last step, until the next one begins. Empty if it failed.
+    done: the meshes and process groups of the last step. It is empty during a step, and after a
+    step that failed.
     verified: by mesh or process group, the number of parameters that its ranks have compared.
+    silent: the groups of an optimizer whose ranks need not compare again, see `together.shared`.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.
     """
 
-    fixed: tuple[Any, dict[Any, str]] = None, {}
-
     def __init__(self, process_group: Any = None, dtype: torch.dtype | None = None) -> None:
         self.process_group, self.dtype = process_group, dtype
         self.verified: dict[Any, int] = {}
-        self.done: list[Any] = []
+        self.silent: Any = None
+        self.fixed: tuple[Any, dict[Any, str]] = None, {}
+        self.begin(lambda p: times(p.shape))
 
     def begin(self, label: Callable[[Tensor], str]) -> None:
         """Begin a step. At its end the ranks compare their failures."""
         self.label = label
         self.failure: Failure | None = None
         self.every: list[Any] = []
-        self.done = []
+        self.done: list[Any] = []
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """If the block raises an error before a step, show it to the ranks that wait in the step.
+        """If the block fails, show its error to the ranks that wait in their next step.
 
-        Only ranks with which this rank has taken a step learn of it.
+        Before the first shared step, no rank learns of it.
         """
         try:
             yield
         except BaseException as e:
-            if self.done:
+            with suppress(Exception):  # torch.distributed may have ended
                 publish(self.done, str(self._failure(e, (), "prepare")))
             raise
 
@@ -113,10 +116,10 @@ class Sharing:
         return failure
 
     def key(self, p: Any, has_work: bool = True) -> Any:
-        """Return the mesh or process group of the ranks that share p, and for each dimension of the
-        mesh whether it replicates p.
+        """Return (ranks, replicated), or None if p is not shared.
 
-        None: p is not shared. Parameters with the same key have the same `Grid`.
+        ranks: the mesh or process group. replicated: for each dimension of the mesh, whether it
+        replicates p. Parameters with the same key have the same `Grid`.
 
         has_work: the ranks share work on p. Raise on all ranks of the mesh if they cannot.
         """
@@ -225,7 +228,7 @@ class Shards:
 
 
 def is_on_mesh(p: Any) -> bool:
-    """Whether this rank is one of those of p's mesh. All ranks are, if p is not sharded."""
+    """Whether the mesh of p has this rank. True if p is not sharded."""
     return not is_sharded(p) or p.device_mesh.get_coordinate() is not None
 
 
@@ -237,12 +240,11 @@ def _device(p: Any) -> torch.device:
 
 @lru_cache(maxsize=64)
 def _unsorted(mesh: Any, replicated: tuple[bool, ...]) -> list[int]:
-    """Return the first group of `_groups`, of any rank, that is not sorted, or an empty list.
+    """Return the first unsorted group that `_groups` makes on any rank of the mesh, or [].
 
     The ranks of a group number shards or replicas in the group's order, which is ascending.
     """
-    cut = [d for d, same in enumerate(replicated) if not same]
-    same = [d for d, same in enumerate(replicated) if same]
+    cut, same = _dims(replicated)
     for others, dims in ((same, cut), (cut, same)):
         number = math.prod(mesh.shape[d] for d in others)
         for ranks in mesh.mesh.permute(others + dims).reshape(number, -1).tolist():
@@ -259,9 +261,14 @@ def _groups(mesh: Any, replicated: tuple[bool, ...], world: Any) -> tuple[Any, A
     world: the default group, only a key of the cache. After a restart of torch.distributed within
     the process, the groups must be made again.
     """
-    cut = [d for d, same in enumerate(replicated) if not same]
-    same = [d for d, same in enumerate(replicated) if same]
+    cut, same = _dims(replicated)
     return _group(mesh, cut), _group(mesh, same)
+
+
+def _dims(replicated: tuple[bool, ...]) -> tuple[list[int], list[int]]:
+    """The dimensions of a mesh that cut parameters, and those that replicate them."""
+    dims = range(len(replicated))
+    return [d for d in dims if not replicated[d]], [d for d in dims if replicated[d]]
 
 
 def _size_and_rank(group: Any) -> tuple[int, int]:

@@ -72,8 +72,7 @@ class Wrapper(Watched, LiveOptimizer):
 
     def _kept(self, step: GroupStep) -> Tensors:
         """The wrapper's tensors of each parameter. New ones are stored after the base's step."""
-        is_first = not step.group[self._prefix + "k"]
-        return {p: (not is_first and self._own(p)) or self._first(p) for p in step.params}
+        return {p: self._own(p) or self._first(p) for p in step.params}
 
     def _around(self, step: GroupStep, kept: Tensors, lam: float) -> Generator[None]:
         """Move the points to where the base must step from, yield, and finish the step.
@@ -113,9 +112,13 @@ class Wrapper(Watched, LiveOptimizer):
 
         closure: computes the loss and the gradients. It is called once, before the pull.
         """
-        sharing = getattr(self.base, "_sharing", None)  # a base that ranks may step together
-        with nullcontext() if sharing is None else sharing.publishing():
+        with self._publishing():
             return self._step(closure)
+
+    def _publishing(self) -> AbstractContextManager[None]:
+        """Return a context that shows an error to the ranks that wait in the base's step."""
+        sharing = getattr(self.base, "_sharing", None)  # only SODA has it
+        return nullcontext() if sharing is None else sharing.publishing()
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
@@ -170,6 +173,7 @@ class Wrapper(Watched, LiveOptimizer):
         for p, own in kept.items():
             if step.completed or state.get(p):
                 state[p].update({prefix + name: t for name, t in own.items()})
+        self._provisional = {p for p in self._provisional if p in state and p not in kept}
         numbers = {"k": group[prefix + "k"] + 1, **memory}
         group.update({prefix + name: v for name, v in numbers.items()})
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any, ClassVar, Self, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, no_grad
 from torch.optim import Optimizer
 
 from sodaopt import schedules
@@ -26,6 +26,11 @@ Group: TypeAlias = dict[str, Any]
 def _of_base(name: str) -> Any:
     """Return a property that reads and writes this attribute of the base."""
     return property(attrgetter(f"base.{name}"), lambda self, v: setattr(self.base, name, v))
+
+
+def _is_unstepped(state: Any) -> bool:
+    """Whether a base has made this state of a parameter without a step."""
+    return isinstance(state, dict) and "step" in state and float(state["step"]) == 0
 
 
 class LiveOptimizer(Optimizer):
@@ -45,6 +50,7 @@ class LiveOptimizer(Optimizer):
         for keys in (base.defaults, *base.param_groups):  # defaults are for groups added later
             keys.update(self._group_keys() | keys)
         self._check_groups(base.param_groups)
+        self._complete()
         if any(base.state.get(p) for p in self._fp32_step.params()):
             self.load_state_dict(self.state_dict())  # the bare base's 16-bit state becomes fp32
 
@@ -57,6 +63,7 @@ class LiveOptimizer(Optimizer):
         for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
         self._fp32_step = Fp32Step(self.base, type(self).__name__)
+        self._provisional = self._unstepped()
         refusals.WRAPPERS[id(self.base)] = self
 
     _output: ClassVar[str | None] = None
@@ -83,7 +90,7 @@ class LiveOptimizer(Optimizer):
         This never creates an entry of the state, because many bases initialise a parameter only if
         its state is empty.
         """
-        return self._split(self.base.state.get(p))[1]
+        return {} if p in self._provisional else self._split(self.base.state.get(p))[1]
 
     def _split(self, state: Any) -> tuple[Any, dict[str, Tensor]]:
         """The base's part of a parameter's state, and the wrapper's tensors without the prefix."""
@@ -125,27 +132,34 @@ class LiveOptimizer(Optimizer):
         """Return the base's state dict with the wrapper's tensors and numbers in it."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
+        state_dict = self.base.state_dict()  # SODA makes the state of new parameters here
         self._complete()
-        state_dict = self.base.state_dict()
         state = dict(state_dict["state"])
         for n, p in self._numbered(state_dict):
-            if own := self._own(p):
+            if own := self._split(self.base.state.get(p))[1]:
                 state[n] = state[n] | self._prefixed(self._saved(p, own))
         state_dict = state_dict | {"state": state}
         for after in self._optimizer_state_dict_post_hooks.values():
             state_dict = after(self, state_dict) or state_dict
         return state_dict
 
+    @no_grad()
     def _complete(self) -> None:
-        """Make the wrapper's tensors of parameters that have state of the base alone.
+        """Add the wrapper's tensors to parameters with a state of the base, but without a step.
 
-        SODA has its state before the first step. torch.distributed.checkpoint then takes no step at
-        lr = 0, and loads only the keys that are in the state. The first step makes these again.
+        SODA makes its state before the first step. torch.distributed.checkpoint then takes no step
+        at lr = 0, and loads only the keys that the state has. The tensors are provisional: the
+        first step of the parameter makes them again.
         """
         for p in (p for group in self.base.param_groups for p in self._members(group)):
-            state = self.base.state.get(p)
-            if isinstance(state, dict) and state and not self._own(p):
+            state: Any = self.base.state.get(p)
+            if _is_unstepped(state) and not self._split(state)[1]:
                 state.update(self._prefixed(self._first(p)))
+        self._provisional = self._unstepped()
+
+    def _unstepped(self) -> set[Any]:
+        """The parameters with tensors of the wrapper that the base has not stepped yet."""
+        return {p for p, s in self.base.state.items() if self._split(s)[1] and _is_unstepped(s)}
 
     def _members(self, group: Group) -> list[Tensor]:
         """Return the parameters of a group for which the wrapper keeps tensors."""
@@ -176,6 +190,7 @@ class LiveOptimizer(Optimizer):
             undo.pop_all()
         for p, own in restored.items():
             self.base.state[p].update(own)
+        self._provisional = self._unstepped()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -216,9 +231,9 @@ class LiveOptimizer(Optimizer):
         default weight decay of base_class is replaced by 0.
 
         base_class: a class of optimizers.
-        options: keyword arguments of the wrapper.
+        options: keyword arguments of the wrapper. A list or a set becomes a tuple. Any other option
+        must be hashable.
         """
-        # equal options give the same class, so they must be hashable
-        given = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
+        given = {k: tuple(v) if isinstance(v, list | set) else v for k, v in options.items()}
         form: Any = cls, base_class, tuple(sorted(given.items()))
         return class_form(*form)  # type: ignore[no-any-return]

@@ -165,9 +165,10 @@ class SODAWrapper(Wrapper):
         group, state, stepped = step.group, self.base.state, set(step.params)
         found = Tensors()
         reanchors = self.at_start == "reanchor" and 0 < self.start == group["soda_k"]
-        is_renewed = reanchors or group["soda_dry"] or not group["soda_k"]
+        is_renewed = reanchors or group["soda_dry"]
         for p in self._members(group):
-            z0 = state[p].get("soda_z0") if p in state else None
+            is_kept = p in state and p not in self._provisional
+            z0 = state[p].get("soda_z0") if is_kept else None
             if (z0 is None and p in stepped) or (z0 is not None and is_renewed):
                 z0 = self.anchor.capture(p, not self._is_dry(group))
             if z0 is not None:
