@@ -133,8 +133,7 @@ class SODA(StatefulOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step on every parameter that has a gradient."""
-        with self._sharing.publishing():
-            loss = None if closure is None else torch.enable_grad()(closure)()
+        loss = None if closure is None else self._sharing.publishing(torch.enable_grad()(closure))
         self._step()
         return loss
 

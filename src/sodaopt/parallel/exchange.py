@@ -8,8 +8,8 @@ shards by `Shards.sum`, in one reduction.
 
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -59,14 +59,13 @@ class Sharing:
         self.every: list[Any] = []
         self.done: list[Any] = []
 
-    @contextmanager
-    def publishing(self) -> Iterator[None]:
-        """If the block fails, show its error to the ranks that wait in their next step.
+    def publishing(self, work: Callable[[], T]) -> T:
+        """Return work(). If it fails, show its error to the ranks that wait in their next step.
 
         Before the first shared step, no rank learns of it.
         """
         try:
-            yield
+            return work()
         except BaseException as e:
             with suppress(Exception):  # torch.distributed may have ended
                 publish(self.done, str(self._failure(e, (), "prepare")))

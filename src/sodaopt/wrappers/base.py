@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -112,13 +112,9 @@ class Wrapper(Watched, LiveOptimizer):
 
         closure: computes the loss and the gradients. It is called once, before the pull.
         """
-        with self._publishing():
-            return self._step(closure)
-
-    def _publishing(self) -> AbstractContextManager[None]:
-        """Return a context that shows an error to the ranks that wait in the base's step."""
-        sharing = getattr(self.base, "_sharing", None)  # only SODA has it
-        return nullcontext() if sharing is None else sharing.publishing()
+        step = partial(self._step, closure)
+        sharing = getattr(self.base, "_sharing", None)  # SODA shows errors to the ranks that wait
+        return step() if sharing is None else sharing.publishing(step)
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
