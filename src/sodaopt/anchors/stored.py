@@ -27,8 +27,8 @@ class Anchor:
                   z0 is found by the parameter, as in `Elsewhere`
 
     If `saved` returns z0 in the parameter's shape, the anchors read each other's checkpoints. An
-    anchor is copied and pickled with its optimizer. `capture` also gets parameters on the meta
-    device, when memory is predicted, and DTensors. `source` then returns this rank's shard of z0.
+    anchor is copied and pickled with its optimizer. `capture` also gets DTensors, and meta tensors
+    when memory is predicted. For a DTensor, `source` returns this rank's shard of z0.
 
     writable: z0 is in the state. The wrapper's at_start="reanchor" can then capture it again later.
 
@@ -67,11 +67,10 @@ class Anchor:
                 f"the state to load has {found} z0, and {type(self).__name__} {keeps} in the "
                 "state: load it with the anchor that wrote it"
             )
-        kept = kept.detach().to(p.device)
         if self.writable:
             check_shape("z0", kept.shape, p.shape)
             kept = sharded.place(kept, p)
-        return self.capture(kept, False)
+        return self.capture(kept.detach().to(p.device), False)
 
     def saved(self, kept: Tensor, p: Tensor) -> Tensor:
         """Return the tensor to store in a checkpoint.

@@ -67,8 +67,10 @@ take longer than the launch of a kernel."""
 
 
 def choice(X: Tensor) -> tuple[str, Symmetric]:
-    """The form, "plain" or "gram" (see `sodaopt.geometry.polar`), and the product for normalised
-    matrices (n, short side, long side)."""
+    """Return (form, product) for normalised matrices (n, short side, long side).
+
+    form: "plain" or "gram", see `sodaopt.geometry.polar`.
+    """
     if not X.is_cuda or X.dtype != torch.float16:  # other dtypes are for accuracy, not for speed
         return "plain", dense
     return chosen(X.shape[-2], X.shape[-1])

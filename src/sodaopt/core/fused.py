@@ -64,7 +64,7 @@ class Fused:
     def __init__(self, b: Bucket) -> None:
         from sodaopt.backends.triton.tables import Table
 
-        layout, planned = PLANS[b.method._kernel]
+        layout, plan = PLANS[b.method._kernel]
         every = [_tensors(*one) for one in zip(b.params, b.state, b.z0, strict=True)]
         p, m, v, z, _ = zip(*every, strict=True)
         self.device, self.addresses = p[0].device, list[int]()
@@ -78,7 +78,7 @@ class Fused:
         self.tables, self.runs = list[Any](), list[Run]()
         for (key, constants), members in rows.items():
             self.tables.append(Table(self.device, *zip(*members, strict=True)))
-            self.runs.append(planned(b, self.tables[-1], dict(constants), *key))
+            self.runs.append(plan(b, self.tables[-1], dict(constants), *key))
 
     def __call__(self, b: Bucket) -> None:
         from sodaopt.backends.triton.tables import uploaded

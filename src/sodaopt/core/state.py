@@ -239,5 +239,5 @@ def _cast(name: str, v: Any, ours: Any, p: Tensor) -> Any:
     """
     if isinstance(ours, Tensor):
         check_shape(name, getattr(v, "shape", ()), ours.shape)
-        return sharded.place(v.detach().to(ours.device, ours.dtype, copy=True), ours)
+        return sharded.place(v.detach(), ours).to(ours.device, ours.dtype, copy=True)
     return v.detach().to(p.device, copy=True) if isinstance(v, Tensor) else copy.deepcopy(v)

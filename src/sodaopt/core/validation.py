@@ -28,7 +28,7 @@ def as_list(params: Any, where: str) -> list[Any]:
     if isinstance(params, Tensor):
         return [params]
     if isinstance(params, set):
-        raise TypeError(f"params of {where} is a set, whose order varies: pass a list")
+        raise TypeError(f"params of {where} is a set, which has no order: pass a list")
     return list(params)
 
 

@@ -80,7 +80,7 @@ def pulled(p_ptr, z_ptr, z, inside, lam, CENTRE: tl.constexpr):
 
 @triton.jit
 def rounding_key(row, numbers):
-    """The rounding key of this step. The compiler removes it if P is fp32."""
+    """The rounding key of this step. For fp32 it is not used, and the compiler removes it."""
     return step_key(tl.load(row + 7), tl.load(numbers + 6).to(tl.int64))
 
 

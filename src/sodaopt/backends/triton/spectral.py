@@ -1,4 +1,4 @@
-"""The kernels of a spectral step: its passes before and after the matrix products, and a product.
+"""The kernels of a spectral step: passes before and after its products, and a symmetric product.
 
     average_      m <- lerp(m, g, alpha), and the squared norm of each m_bar
     normalised    m_bar / ||m_bar||, stacked for the products with the short side first
@@ -153,9 +153,9 @@ class Matrices:
 
 # -- the symmetric product of fp16 matrices --------------------------------------------------------
 
-BLOCK = tl.constexpr(128)
+SIDE = tl.constexpr(128)
 DEPTH = tl.constexpr(64)
-"""The sides of a tile, and the columns of A and B that are multiplied at a time."""
+"""The side of a tile of the product, and the columns of A and B that are multiplied at a time."""
 WARPS, STAGES = 8, 3
 REGISTERS = 128
 """Registers of a thread. With more, only one program instead of two fits on a multiprocessor, and
@@ -167,18 +167,22 @@ def _product(
     A, B, C, out, alpha, beta, diagonal, side, depth,
     HAS_C: tl.constexpr, IS_SQUARE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """IS_SQUARE: A and B are the same matrices."""
+    """Compute the tiles on and below the diagonal. Each is stored twice: in its own place, and
+    transposed above the diagonal.
+
+    IS_SQUARE: A and B are the same matrices.
+    """
     tile = tl.program_id(0)
     i = ((tl.sqrt(8.0 * tile + 1.0) - 1.0) * 0.5).to(tl.int32)  # the row of tiles
     i = tl.where(i * (i + 1) // 2 > tile, i - 1, i)
     i = tl.where((i + 1) * (i + 2) // 2 <= tile, i + 1, i)
     j = tile - i * (i + 1) // 2
     n = tl.program_id(1).to(tl.int64)
-    r, c = i * BLOCK + tl.arange(0, BLOCK), j * BLOCK + tl.arange(0, BLOCK)
+    r, c = i * SIDE + tl.arange(0, SIDE), j * SIDE + tl.arange(0, SIDE)
     k = tl.arange(0, DEPTH)
     a_ptr = A + n * side * depth + r[:, None] * depth + k[None, :]
     b_ptr = B + n * side * depth + c[None, :] * depth + k[:, None]
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    total = tl.zeros((SIDE, SIDE), tl.float32)
     for begin in range(0, depth, DEPTH):
         if ALIGNED:
             a, b = tl.load(a_ptr + begin), tl.load(b_ptr + begin)
@@ -231,8 +235,8 @@ def _launch(
     device: torch.device, side: int, depth: int, has_c: bool, is_square: bool
 ) -> tuple[Launch, int, bool]:
     """The kernel for a shape, its number of tiles, and whether all tiles are full."""
-    across = -(-side // BLOCK.value)
+    across = -(-side // SIDE.value)
     constants = {"HAS_C": has_c, "IS_SQUARE": is_square}
     options = {"num_warps": WARPS, "num_stages": STAGES, "maxnreg": REGISTERS}
     launch = Launch(_product, device, constants, **options)
-    return launch, across * (across + 1) // 2, side % BLOCK.value == depth % DEPTH.value == 0
+    return launch, across * (across + 1) // 2, side % SIDE.value == depth % DEPTH.value == 0

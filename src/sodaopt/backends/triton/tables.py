@@ -57,10 +57,11 @@ class Table:
 
     def fill(self, addresses: Tensor) -> None:
         """Write the rows. addresses: (5, parameters), as in a row."""
-        if not addresses[[0, 4]].all():
+        own = addresses[:, self.owners]
+        if not own[[0, 4]].all():
             raise RuntimeError("a parameter or gradient has no memory: its storage was freed")
         rows = self.offsets.clone()
-        rows[:, :5] += addresses[:, self.owners].T
+        rows[:, :5] += own.T
         self.is_aligned = not (rows[:, :6] % 16).any()
         self.rows = uploaded(rows, self.device)
 

@@ -45,7 +45,7 @@ def comparison_table(runs: Sequence[Run], width: int = 100, primary: Pairs = ())
 
 def fitting(cells: Mapping[text.Column, Sequence[str]], width: int) -> list[text.Column]:
     """Return the columns that fit. Columns that no row uses are left out."""
-    for last in range(len(cells) + 1):
+    for last in sorted({column.drop for column in cells} | {0}):
         used = [c for c, texts in cells.items() if any(texts) and not 0 < c.drop <= last]
         if sum(_width(column, cells[column]) + 1 for column in used) <= width:
             break

@@ -24,7 +24,7 @@ class Column:
     drop: int
     """Place in the order in which a table that is too wide leaves out columns. 0: it stays."""
     value: Callable[[Comparison], Any]
-    """The number by which readers of the page sort a long table. Words are sorted by their text."""
+    """The number by which readers of the page sort a long table. It sorts words by their text."""
     text: Callable[[Comparison], str]
     """The text of a cell. A terminal leaves out a column if all its texts are empty."""
     words: bool = False
@@ -121,6 +121,7 @@ COLUMNS = (
     Column("variant", "variant", 0, lambda c: c.variant.label, lambda c: c.variant.label,
            words=True),
     Column("val loss", "mean", 0, lambda c: c.variant.mean, loss),
+    # a chart on the page: a terminal leaves out a column without texts
     Column("seeds", "sd", 1, lambda c: c.variant.spread, lambda c: ""),
     Column("n", "n", 6, lambda c: c.variant.n, count_seeds),
     Column("difference", "difference", 8, lambda c: c.difference and c.difference.mean, gap),
