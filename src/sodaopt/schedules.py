@@ -342,7 +342,7 @@ def coupled(c: Coef = uniform) -> Schedule:
 
 
 def maximum(a: Number, b: Number) -> Number:
-    """Return the larger of two numbers. Both may be tensors."""
+    """Return the larger of two numbers. Each may be a tensor."""
     if isinstance(a, torch.Tensor):
         return a.clamp(min=b)
     return b.clamp(min=a) if isinstance(b, torch.Tensor) else max(a, b)

@@ -214,8 +214,8 @@ def soda(method: Method, decay: Coef = schedules.uniform) -> Method:
     >>> zoo.soda(zoo.adam(), decay=schedules.coupled()).centre
     'init'
 
-    SODAWrapper around the method does the same if no gradient is missing: k is the number of steps
-    of a parameter in SODA, and of a group in the wrapper.
+    SODAWrapper around the method does the same if no gradient is missing. SODA counts the steps k
+    of each parameter, and the wrapper those of each group.
 
     decay: strength of the pull in place of 1/(k+2), in [0, 1], such as schedules.coupled(uniform),
     schedules.fade(uniform, 900, 1000) or schedules.after(uniform, 100).

@@ -18,7 +18,7 @@ from sodaopt.geometry.views import Frame, View, heads, matrix, transposed
 from sodaopt.layers.locations import Location, Locations, imported, is_projection
 
 MATRICES = ("hidden", "conv", "experts", "router", "lora_a", "lora_b")
-"""The roles of the paper's hidden layers. `depthwise` is not one, because each tap is diagonal."""
+"""The roles of the paper's hidden layers. A `depthwise` kernel is a vector for each tap."""
 
 PARENT = (
     {"tied": "head", "position": "embedding"}

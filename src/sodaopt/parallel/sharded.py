@@ -84,7 +84,10 @@ def place(t: Tensor, p: Any) -> Tensor:
 
 
 def part(t: Tensor, p: Any) -> Tensor:
-    """This rank's shard of a whole tensor on any device, as a view. p says how it is cut."""
+    """This rank's shard of a whole tensor on any device, as a view.
+
+    p: the parameter whose placement cuts t.
+    """
     for d, axis in enumerate(box(p, t.shape) if is_sharded(p) else ()):
         t = t.narrow(d, axis.start, len(axis))
     return t
@@ -125,10 +128,10 @@ def placement_of(p: Any) -> Placement:
 def box(p: Any, shape: Sequence[int]) -> Box:
     """The slice that this rank has of a tensor of this shape, cut like the DTensor p.
 
-    torch's `distribute_tensor` cuts a dimension of FSDP x TP that divides unevenly in another way
-    than `fully_shard`, which cuts as this function does.
+    `fully_shard` and this function cut an uneven dimension of FSDP x TP alike. torch's
+    `distribute_tensor` cuts it differently.
     """
-    outside = p.device_mesh.shape  # coordinates that have nothing, for ranks outside the mesh
+    outside = p.device_mesh.shape  # beyond the mesh: an empty slice of each dimension that is cut
     return placement_of(p).box(tuple(shape), p.device_mesh.get_coordinate() or outside)
 
 
