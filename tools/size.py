@@ -38,6 +38,7 @@ LATER = {
         " _piece _flops _tasks _within _size",
         "core/together.py",
         "core/validation.py: check_sharing",
+        "wrappers/live.py: LiveOptimizer._describe",
         "geometry/views.py: Frame.boxes Frame.one Frame.sides _steps",
         "geometry/shards.py",
         "geometry/norms.py: _beside _is_beside _Lengths.units _Lengths.needs_matrices"
@@ -89,6 +90,7 @@ LATER = {
         " unchanged check_writer check_moments check_shapes",
         "wrappers/base.py: _check_capture",
         "wrappers/live.py: LiveOptimizer.__init_subclass__",
+        "core/method.py: without_addresses",
     ),
     "a wrong seed is refused": ("core/validation.py: check_seed",),
     "checkpoints with other groups, by the parameters' names": (

@@ -52,6 +52,10 @@ def second(opt: SODA) -> Any:
     return opt.param_groups[0]["params"][1]
 
 
+def wrap(opt: SODA) -> None:
+    SODAWrapper(opt, decay=0.5)
+
+
 def lose_gradient(opt: SODA) -> None:
     second(opt).grad = None
 
@@ -163,6 +167,11 @@ FAULTS: dict[str, tuple[str | None, Callable[[SODA], None], str]] = {
     "maximize": (None, maximize, "'maximize': False.* but rank 3 .*'maximize': True"),
     "comm_dtype": ("comm_dtype", nothing, "comm_dtype None, but rank 3 has .*float16"),
     "settings": ("settings", nothing, "rank 0 has group 0 with .*but rank 3"),
+    "wrapper": (
+        None,
+        wrap,
+        "rank 0 has no wrapper, but rank 3 has SODAWrapper with .*'decay': 0.5",
+    ),
     "elementwise": ("elementwise", nothing, "'method': 'muon'.* but rank 3 .*'method': 'lion'"),
     "lr": ("lr", nothing, "lr 0.02, but rank 3 has group 0 .* lr 0.1"),
     "lr tensor": (None, change_last_digits_of_lr, "lr 0.02, but rank 3 has .* lr 0.01999999955"),

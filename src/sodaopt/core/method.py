@@ -149,8 +149,12 @@ class Method:
     def __repr__(self) -> str:
         """The slots as text that is the same in every process: checkpoints compare it."""
         slots = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self)[:-1]]
-        text = f"Method({self.name}: {', '.join(slots)})"
-        return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", text)
+        return without_addresses(f"Method({self.name}: {', '.join(slots)})")
+
+
+def without_addresses(text: str) -> str:
+    """Leave out the addresses of objects, which differ between processes."""
+    return re.sub(r"<function (.+?) at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", r"\1", text)
 
 
 def _check(slot: str, c: Number, name: str, *at: Number) -> None:

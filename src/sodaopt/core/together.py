@@ -179,9 +179,9 @@ def _fixed(opt: SODA, shared: Shared) -> dict[Any, str]:
     key = [
         (*(g[n] for n in FIXED), *((id(p), p.dtype) for p in g["params"])) for g in opt.param_groups
     ]
-    if opt._sharing.fixed[0] != (key, shared):
+    if opt._sharing.fixed[0] != (key, opt._sharing.wrapper, shared):
         texts = {ranks: "\n".join(_descriptions(opt, j)) for ranks, j in shared.items()}
-        opt._sharing.fixed = (key, shared), texts
+        opt._sharing.fixed = (key, opt._sharing.wrapper, shared), texts
     return opt._sharing.fixed[1]
 
 
@@ -196,7 +196,7 @@ def _descriptions(
     steps: the step of each parameter that has a gradient. None: leave out the numbers of a step.
     lrs: the learning rate of each group. It is empty if this rank failed to prepare its step.
     """
-    found = [f"comm_dtype {opt._sharing.dtype}"]
+    found = [f"comm_dtype {opt._sharing.dtype}", opt._sharing.wrapper]
     for n, group in enumerate(opt.param_groups):
         values = {name: group[name] for name in (*FIXED, "settings")}
         lr = f" and lr {lrs[n]}" if lrs else ""

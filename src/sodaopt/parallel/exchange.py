@@ -41,6 +41,7 @@ class Sharing:
     step that failed.
     verified: by mesh or process group, the number of parameters that its ranks have compared.
     silent: the groups of an optimizer whose ranks need not compare again, see `together.shared`.
+    wrapper: the settings of the wrapper around the optimizer.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.
     """
@@ -49,6 +50,7 @@ class Sharing:
         self.process_group, self.dtype = process_group, dtype
         self.verified: dict[Any, int] = {}
         self.silent: Any = None
+        self.wrapper = "no wrapper"
         self.fixed: tuple[Any, dict[Any, str]] = None, {}
         self.begin(lambda p: times(p.shape))
 

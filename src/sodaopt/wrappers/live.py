@@ -14,6 +14,7 @@ from torch import Tensor, no_grad
 from torch.optim import Optimizer
 
 from sodaopt import schedules
+from sodaopt.core.method import without_addresses
 from sodaopt.parallel import sharded
 from sodaopt.wrappers import refusals
 from sodaopt.wrappers.class_form import class_form
@@ -64,6 +65,7 @@ class LiveOptimizer(Optimizer):
             setattr(self, name, vars(self.base).setdefault(name, OrderedDict()))
         self._fp32_step = Fp32Step(self.base, type(self).__name__)
         self._provisional = self._unstepped()
+        self._describe()
         refusals.WRAPPERS[id(self.base)] = self
 
     _output: ClassVar[str | None] = None
@@ -160,6 +162,13 @@ class LiveOptimizer(Optimizer):
     def _unstepped(self) -> set[Any]:
         """The parameters with tensors of the wrapper that the base has not stepped yet."""
         return {p for p, s in self.base.state.items() if self._split(s)[1] and _is_unstepped(s)}
+
+    def _describe(self) -> None:
+        """Give SODA the wrapper's arguments as text, because its ranks compare them."""
+        others = ("base", "only", "step")  # a scheduler replaces step
+        own = {k: v for k, v in vars(self).items() if k not in others and not k.startswith("_")}
+        if sharing := getattr(self.base, "_sharing", None):
+            sharing.wrapper = without_addresses(f"{type(self).__name__} with {own}")
 
     def _members(self, group: Group) -> list[Tensor]:
         """Return the parameters of a group for which the wrapper keeps tensors."""
