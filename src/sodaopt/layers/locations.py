@@ -17,7 +17,8 @@ from sodaopt._errors import times
 from sodaopt.anchors.init import CONVS
 from sodaopt.geometry.views import View, conv, deconv, grouped, matrix, transposed
 
-# Keys that torch.compile, FSDP and activation checkpointing insert into a parameter's name.
+# Keys that torch.compile, FSDP and activation checkpointing insert into a name. They are private in
+# torch. If torch renames one, it stays in the names of a plan.
 WRAPPER_KEYS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -206,6 +207,9 @@ def _refuse_unshaped(at: Location) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile, DataParallel and DistributedDataParallel."""
+    """Return the model inside torch.compile, DataParallel and DistributedDataParallel.
+
+    If torch renames the private `_orig_mod`, a compiled model is planned as it is.
+    """
     inner = getattr(model, "module" if isinstance(model, PARALLEL) else "_orig_mod", None)
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
