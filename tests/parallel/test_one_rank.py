@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sodaopt import GPA, SODA, SODAWrapper, zoo
+from sodaopt.core import together
 from sodaopt.parallel import exchange, layout, stages
 from tests.support.ranks import available
 from tests.support.training import cut, gap, whole
@@ -75,6 +76,24 @@ def test_state_is_cut_like_fully_shard_cuts() -> None:
         s: Any = SODA([p], 1.0, zoo.shampoo()).state[p]
         assert (s["R"].shape, s["R"].to_local().shape) == ((7, 7), (0, 7))
         assert torch.equal(s["L"].to_local(), 1e-12 * torch.eye(12)[4:6])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parameters_that_are_sharded_after_a_step() -> None:
+    """A spectral step of a shard alone would return a wrong result without an error."""
+    import torch.testing._internal.distributed.fake_pg
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("fake", store=dist.HashStore(), rank=1, world_size=2)
+    try:
+        p = nn.Parameter(torch.ones(4, 3))
+        opt, mesh = SODA([p], 1.0, zoo.muon()), init_device_mesh("cpu", (2,))
+        p.grad = torch.ones_like(p)
+        opt.step()
+        opt.param_groups[0]["params"][0] = nn.Parameter(distribute_tensor(p, mesh, [Shard(0)]))
+        assert together.shared(opt) == {mesh: {0: True}}
     finally:
         dist.destroy_process_group()
 

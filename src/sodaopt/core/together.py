@@ -43,7 +43,8 @@ def shared(opt: SODA) -> Shared:
     if not compared:
         if sharing.failure is not None:  # this rank is in no mesh, so no other rank waits for it
             raise sharing.failure
-        sharing.silent = groups
+        if not any(_has_work(opt, group) for group in opt.param_groups):
+            sharing.silent = groups
     return {ranks: dict.fromkeys(found[ranks], ranks in with_work) for ranks in compared}
 
 
@@ -53,8 +54,7 @@ def _found(opt: SODA) -> tuple[dict[Any, list[int]], set[Any]]:
     found: dict[Any, list[int]] = {}
     with_work, index = set[Any](), 0
     for group in opt.param_groups:
-        method = opt.methods.get(group["method"])
-        has_work = method is None or not method.geometry.elementwise
+        has_work = _has_work(opt, group)
         for j, p in enumerate(group["params"], index):
             if has_work or is_on_mesh(p):
                 find = partial(opt._sharing.key, p, has_work)
@@ -64,6 +64,12 @@ def _found(opt: SODA) -> tuple[dict[Any, list[int]], set[Any]]:
                     with_work.update(key[:1] if has_work else ())
         index += len(group["params"])
     return found, with_work
+
+
+def _has_work(opt: SODA, group: dict[str, Any]) -> bool:
+    """Whether ranks share the work on sharded parameters of the group."""
+    method = opt.methods.get(group["method"])
+    return method is None or not method.geometry.elementwise
 
 
 def step(opt: SODA, shared: Shared) -> None:

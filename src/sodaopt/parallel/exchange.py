@@ -40,7 +40,7 @@ class Sharing:
     done: the meshes and process groups of the last step. It is empty during a step, and after a
     step that failed.
     verified: by mesh or process group, the number of parameters that its ranks have compared.
-    silent: the groups of an optimizer whose ranks need not compare again, see `together.shared`.
+    silent: the groups whose ranks need not compare again, because all maps are elementwise.
     wrapper: the settings of the wrapper around the optimizer.
     fixed: (key, texts), a cache. texts are the settings that the ranks compare at each step, by
     mesh or process group. They are made again if the key, which identifies the groups, changes.

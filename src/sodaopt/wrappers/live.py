@@ -155,7 +155,7 @@ class LiveOptimizer(Optimizer):
         """
         for p in (p for group in self.base.param_groups for p in self._members(group)):
             state: Any = self.base.state.get(p)
-            if _is_unstepped(state) and not self._split(state)[1]:
+            if not self._split(state)[1] and _is_unstepped(state):
                 state.update(self._prefixed(self._first(p)))
         self._provisional = self._unstepped()
 
@@ -165,7 +165,7 @@ class LiveOptimizer(Optimizer):
 
     def _describe(self) -> None:
         """Give SODA the wrapper's arguments as text, because its ranks compare them."""
-        others = ("base", "only", "step")  # a scheduler replaces step
+        others = ("base", "only", "anchor", "step")  # a scheduler replaces step
         own = {k: v for k, v in vars(self).items() if k not in others and not k.startswith("_")}
         if sharing := getattr(self.base, "_sharing", None):
             sharing.wrapper = without_addresses(f"{type(self).__name__} with {own}")
