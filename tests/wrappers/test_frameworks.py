@@ -394,24 +394,23 @@ def test_dcp_around_soda(name: str, flat: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_saving_changes_no_run(name: str) -> None:
-    """The tensors that a state dict has of a parameter without a step are provisional."""
+def test_tensors_before_a_first_gradient_are_provisional(name: str) -> None:
+    """A parameter without a gradient may still be filled anew, also after a state dict was made."""
     cls, more = WRAPPERS[name]
     runs = []
-    for saves in (True, False):
-        model = network()
-        late = model[2].weight
-        opt = cls(SODA(model.parameters(), LR, "adam"), **more)
+    for filled_at in (0, HALF):
+        late, always = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.ones(4))
+        late.data.fill_(2.0 if filled_at == 0 else 1.0)
+        opt = cls(SODA([late, always], LR, "adam"), **more)
         for k in range(STEPS):
-            if k == HALF:
-                opt.state_dict() if saves else None
-                late.detach().add_(1.0)
+            if k == filled_at == HALF:
+                opt.state_dict()
+                late.data.fill_(2.0)
                 opt.eval(), opt.train()
-            opt.zero_grad()
-            loss_of(model, *batch(k)).backward()
-            late.grad = late.grad if k >= HALF else None
+            late.grad = torch.ones_like(late) if k >= HALF else None
+            always.grad = torch.ones_like(always)
             opt.step()
-        runs.append(weights(model))
+        runs.append([late.detach(), always.detach()])
     assert equal(*runs)
 
 
